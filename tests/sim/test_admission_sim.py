@@ -1,7 +1,7 @@
-"""Admission and the workload policy in a simulated fleet: nothing is forgotten, promises are kept where they can be.
+"""Admission and the workload policy in a simulated fleet: every request ends, and promises are kept where possible.
 
-All of the simulator's checks are on: no place taken by nobody, no request that waits for nothing, nothing held at the
-end. The router knows what the engines' steps cost, or has to learn it (`known`).
+All of the simulator's checks are on: every taken place has a request, no request waits without a reason, nothing is
+held at the end. The router knows the costs of the engines' steps, or has to learn them (`known`).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MAKE = Make(
     capacity_tokens=400 * 16,
     budget_tokens=2048,
 )
-"""`support.simulated.COSTS`."""
+"""What a router knows of engines with the costs `support.simulated.COSTS`."""
 
 
 def run(
@@ -103,7 +103,7 @@ def nothing_is_left(world: World) -> None:
         ("cache_aware", (B, B, B), "chaos"),
     ],
 )
-def test_everybody_is_answered_and_the_books_are_empty(policy: str, fleet: tuple[Role, ...], faults: str) -> None:
+def test_every_request_ends_and_no_inflight_load_is_left(policy: str, fleet: tuple[Role, ...], faults: str) -> None:
     chosen = POLICIES[policy] if policy in POLICIES else BASELINES[policy]()
     arrivals = load(1, 100, 0.012, (None, "loose", "best effort", "sheds", "degrades"))
     world, result = run(fleet, arrivals, chosen, faults=faults, known=False)
@@ -121,7 +121,7 @@ def attained(result: Result) -> float:
 
 
 def test_a_burst_costs_those_with_most_work_and_not_everybody() -> None:
-    """Twice what the fleet can prefill in time: without admission all wait alike and miss alike."""
+    """The load is twice what the fleet can prefill in time. Without admission all requests wait and miss alike."""
     arrivals = load(2, 300, 0.0018)
     fleet = (B, B)
     _, result = run(fleet, arrivals, POLICIES["workload"])
@@ -135,12 +135,14 @@ def test_a_burst_costs_those_with_most_work_and_not_everybody() -> None:
 
 
 def test_late_prompts_are_served_by_the_whole_fleet_once_nothing_else_comes() -> None:
-    """Far more at once than can be in time: what is late is not kept waiting for requests that do not come."""
+    """Far more requests arrive at once than can be in time. Late requests must not leave instances idle that are kept
+    for new requests.
+    """
     arrivals = load(5, 400, 0.0002)
     work_s = sum(0.001 + each.input_tokens * 10e-6 for each in arrivals)
     _, result = run((B,) * 8, arrivals, POLICIES["workload"])
     assert (result.columns["outcome"] == 1).all()
-    assert float(result.columns["first_ns"].max()) / 1e9 < 0.4 * work_s, "a quarter of the fleet takes 0.5 of it"
+    assert float(result.columns["first_ns"].max()) / 1e9 < 0.4 * work_s, "a quarter of the fleet needs 0.5 of `work_s`"
 
 
 def test_only_classes_that_want_it_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Always, never, and one decision both ways: the modes do what they say, and change nothing else."""
+"""The modes of the break-even experiment (hand over always, never, or one request both ways) change nothing else."""
 
 from __future__ import annotations
 

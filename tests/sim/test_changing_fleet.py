@@ -1,4 +1,4 @@
-"""Instances that start, drain, flip and end while the fleet serves: nothing is lost, no budget is ever exceeded."""
+"""Instances start, drain, flip and end while the fleet serves: no request is lost, and no budget is ever exceeded."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from sim.world import World
 
 P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
 START_UP_S = 2.0
-"""`support.simulated.one`."""
+"""Start-up time of an instance of `support.simulated.one`."""
 
 
 def members(*roles: Role, **rest: Any) -> list[SimulatedMember]:
-    """One for each role, numbered from 0 in each."""
+    """One instance for each role listed; instances of each role are numbered from 0."""
     return [one(f"{role.value}-{roles[:at].count(role)}", role, **rest) for at, role in enumerate(roles)]
 
 
@@ -74,7 +74,7 @@ def what_happened(result: Result, name: str) -> list[tuple[float, str]]:
 
 
 def refused(result: Result) -> list[tuple[str, str]]:
-    """Which instance, and why."""
+    """The instances of refused actions, and why each was refused."""
     return [(each.instance, each.because) for each in result.fleet_events if each.what == "refused"]
 
 
@@ -95,7 +95,7 @@ def test_an_instance_that_starts_serves_once_it_is_ready() -> None:
 def test_gpu_time_counts_starting_and_draining_too() -> None:
     _, result = changing(members(P, D, gpu="H100"), every(0.1, 100), (1.0, start("decode-1")), (5.0, drain("decode-1")))
     left = next(at_s for at_s, what in what_happened(result, "decode-1") if what == "stopped")
-    assert 7.0 < left < 9.0  # two seconds of quiet, one until its process has ended
+    assert 7.0 < left < 9.0  # 5 s, 2 s without a request, 1 s until its process has ended
     assert result.gpu_seconds["H100"] == pytest.approx(2 * result.columns["end_ns"].max() / NS + left - 1.0, abs=0.1)
 
 
@@ -114,7 +114,7 @@ def test_a_drained_instance_ends_what_it_has_first() -> None:
 
 
 LONG = [Arrival(at_s=3.0, input_tokens=100, output_tokens=800)] * 4
-"""0.9 s each."""
+"""Four requests of 0.9 s each."""
 
 
 def test_a_drain_that_does_not_end_in_time_cuts_and_streams_are_resumed_elsewhere() -> None:
@@ -161,7 +161,7 @@ def test_what_was_started_for_one_role_does_not_flip() -> None:
 
 
 def test_a_budget_holds_at_every_instant_draining_included() -> None:
-    """One GPU of budget is left: a second start is refused, and so is one that is to take a draining one's place."""
+    """One GPU of the budget is left. A second start is refused, and so is a start in place of a draining instance."""
     around = site(budget=Budget(gpus={"H100": 3}))
     world, result = changing(
         members(P, D, gpu="H100"),
@@ -235,8 +235,8 @@ def test_a_start_that_fails_gives_its_gpus_back() -> None:
 
 
 @pytest.mark.parametrize(("killed_s", "ends"), [(2.0, "failed"), (4.0, "ready")])
-def test_a_fault_while_it_starts_ends_it_and_one_later_starts_it_anew(killed_s: float, ends: str) -> None:
-    """An engine that never was ready is given up, as the agents' supervisor does; one that was starts again."""
+def test_a_kill_during_start_up_ends_an_instance_and_a_later_one_restarts_it(killed_s: float, ends: str) -> None:
+    """As with the agents' supervisor: an engine that was never ready is given up; one that was ready starts again."""
     fault = Fault(at_s=killed_s, kind="kill", instance=named("decode-1"))
     world, result = changing(members(P, D), every(0.1, 100), (1.0, start("decode-1")), faults=[fault])
     assert all_served(result)
@@ -300,7 +300,7 @@ def test_starts_are_drawn_from_their_distribution() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"median_s": -1.0}, {"median_s": 5.0, "p95_s": 4.0}, {"median_s": 5.0, "fails": 1.5}]
 )
-def test_a_distribution_that_is_none_is_refused(wrong: dict[str, float]) -> None:
+def test_an_invalid_distribution_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         StartUp(**wrong)
 

@@ -1,7 +1,8 @@
-"""The chaos suite's scenarios on virtual time, where the simulator has the fault: at exactly the stage, on any seed.
+"""The chaos suite's scenarios on virtual time, where the simulator has the fault: at exactly the stage, for each seed.
 
-A first run without a fault tells when a request is where; a second one is struck there. What must hold after every
-event (`sim.checks`: no block with two owners, no request forgotten, nothing held at the end) is asserted on the way.
+A first run without a fault shows when a request reaches each stage. In a second run the fault strikes at that time. The
+simulator checks its invariants after every event (`sim.checks`): no block has two owners, no request is forgotten,
+nothing is held at the end.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def load(rng: Random, count: int = 60) -> list[Arrival]:
 
 @dataclass
 class Passed:
-    """When one request was where in the calm run, in nanoseconds, and with whom."""
+    """When one request reached each stage in the run without faults, in nanoseconds, and its instances."""
 
     prefill: InstanceId | None = None
     held: int = 0
@@ -68,7 +69,7 @@ class Passed:
 
 
 def calm(arrivals: Sequence[Arrival]) -> list[Passed]:
-    """All requests that were handed over."""
+    """Run without faults. Returns all requests that were handed over."""
     world, passed = World(fleet(), SimSettings(**SETTINGS), policy=HANDS_OVER), {}
 
     def hear(at: SimInstance, effect: ev.Effect) -> None:
@@ -93,7 +94,7 @@ def calm(arrivals: Sequence[Arrival]) -> list[Passed]:
 
 
 def faults(scenario: Scenario, rng: Random, arrivals: Sequence[Arrival]) -> list[Fault]:
-    """The scenario's, on whom it is meant for, when a request that the seed chooses has come so far."""
+    """The scenario's faults, at its instances, at the time when a randomly chosen request reaches its stage."""
     chosen = rng.choice(calm(arrivals))
     at_s = chosen.at(scenario.stage) / NS
     victim = chosen.prefill if scenario.side is Side.P else chosen.decode
@@ -103,7 +104,7 @@ def faults(scenario: Scenario, rng: Random, arrivals: Sequence[Arrival]) -> list
         if fields["kind"] == "leave":
             found.append(Fault(at_s=0.15, **fields))
             continue
-        # Notices are lost, and pulls spoilt, at the producer's end here.
+        # In the simulator, notices are lost and pulls are corrupted at the producer.
         producers = [each.name for each in fleet() if each.role is not Role.DECODE]
         window = fields["kind"] in {"notices", "corrupt"}
         struck = producers if window else everybody if scenario.everywhere else [victim]
@@ -123,7 +124,7 @@ def struck(scenario: Scenario, seed: int) -> Result:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("scenario", IN_SIM, ids=[each.name for each in IN_SIM])
-def test_the_same_on_virtual_time(scenario: Scenario, seed: int) -> None:
+def test_a_scenario_holds_on_virtual_time(scenario: Scenario, seed: int) -> None:
     result = struck(scenario, seed)
     rows = result.columns
     ended = {1, 5} if scenario.leave else {1}
@@ -132,7 +133,7 @@ def test_the_same_on_virtual_time(scenario: Scenario, seed: int) -> None:
         assert not (rows["flags"] & BROKE_OFF).any()
     assert (rows["outcome"] > 0).all(), "every request ended"
     if scenario.hurts is Hurts.UNSEEN:
-        assert (rows["flags"] & WRONG).any(), "and the simulation tells"
+        assert (rows["flags"] & WRONG).any(), "the simulation must detect wrong text"
     else:
         assert not (rows["flags"] & WRONG).any()
     happened = ("killed", "slowed", "cut_off", "notices_lost", "pulls_corrupt", "clients_left")
@@ -151,4 +152,4 @@ def test_each_scenario_is_in_the_simulator_or_says_why_not() -> None:
     names = [each.name for each in listed]
     assert len(set(names)) == len(names)
     kills = {(each.side, each.stage) for each in SCENARIOS if each.name.startswith("kill")}
-    assert {stage for _, stage in kills} == set(Stage), "somebody is killed at each stage"
+    assert {stage for _, stage in kills} == set(Stage), "an instance is killed at each stage"

@@ -1,4 +1,4 @@
-"""Contests for goodput, tiny: pruned searches find what exhaustive ones do, and early verdicts are the whole run's."""
+"""Small contests for goodput: pruned searches find what exhaustive ones find; early verdicts equal a whole run's."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_where_nothing_holds_a_search_ends() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet(Case):
-    """A case whose results are known beforehand: goodput by the number of the first pool's instances."""
+    """A case with given results: goodput per GPU, by the number of instances in the first pool."""
 
     goodput: dict[int, float]
     runs: list[float]
@@ -126,7 +126,7 @@ def sheet(load: UnitLoad, goodput: dict[int, float]) -> Sheet:
 
 
 HILL = {1: 1.0, 2: 2.2, 3: 3.1, 4: 4.4, 5: 2.9, 6: 1.2, 7: 0.3}
-"""Per GPU."""
+"""Goodput per GPU, by the number of instances: it has one maximum, at 4."""
 
 
 def family(policy: str, start: int) -> Family:
@@ -143,9 +143,7 @@ def test_a_climb_ends_at_the_top(start: int, shelf: Shelf, load: UnitLoad) -> No
 
 
 @pytest.mark.parametrize("policies", [("least_requests", "dynamo"), ("dynamo", "least_requests")])
-def test_the_best_policy_wins_in_whatever_order_they_come(
-    policies: tuple[str, ...], shelf: Shelf, load: UnitLoad
-) -> None:
+def test_the_best_policy_wins_in_any_order(policies: tuple[str, ...], shelf: Shelf, load: UnitLoad) -> None:
     champion, one = Champion(), sheet(load, HILL)
     for policy in policies:
         champion.meet(one, shelf, [family(policy, 0)])
@@ -164,7 +162,7 @@ def test_a_family_is_dropped_in_one_run_where_another_policy_s_best_is_hopeless(
     assert (len(one.runs), len(poor.runs)) == (before, 1)
 
 
-def test_a_class_that_serves_nothing_yet_takes_whoever_serves_something(shelf: Shelf, load: UnitLoad) -> None:
+def test_a_champion_that_serves_nothing_is_replaced_by_a_system_that_serves(shelf: Shelf, load: UnitLoad) -> None:
     champion = Champion()
     champion.meet(sheet(load, dict.fromkeys(HILL, 0.0)), shelf, [family("dynamo", 3)])
     assert champion.best.rate == 0
@@ -173,7 +171,7 @@ def test_a_class_that_serves_nothing_yet_takes_whoever_serves_something(shelf: S
 
 
 def test_a_pruned_contest_finds_the_best_of_an_exhaustive_one(shelf: Shelf, load: UnitLoad) -> None:
-    """Real runs: two policies, token budgets and splits of three GPUs."""
+    """With simulated runs: two policies, two token budgets, and all splits of three GPUs."""
     one, pools = replace(case(load), size=Size(fewest=100, most=100, lives=1.0)), (pool(3),)
     policies = ("round_robin", "dynamo")
     every = [

@@ -1,4 +1,4 @@
-"""Several routers, one fleet's credits: engines never get more legs than theirs, tenants their shares."""
+"""Several routers share one fleet's credits: no engine gets more legs than its credits, each tenant gets its share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cluster.instance import Role
 
 SHARES = {"acme": 3.0, "bolt": 1.0, "cave": 1.0, "dune": 2.0}
 CLIENTS = {"r1": {"acme": 120, "bolt": 30}, "r2": {"bolt": 10, "cave": 80}, "r3": {"dune": 50, "acme": 10, "cave": 5}}
-"""Requests that each tenant keeps with each router: most of a tenant's come in at one, and not at all evenly."""
+"""Requests that each tenant keeps at each router: they are spread very unevenly over the routers."""
 
 
 def fleet(seed: int = 1, *, equal: bool = False) -> World:
@@ -23,7 +23,7 @@ def fleet(seed: int = 1, *, equal: bool = False) -> World:
 
 
 def began(world: World, clients: dict[str, dict[str, int]], settle_s: float) -> None:
-    """Routers that know their grants, and then their clients."""
+    """Start routers, wait until they know their grants, then add clients and run for `settle_s` seconds."""
     for name in clients:
         Front(world, name)
     world.run(world.now + 8.0)
@@ -40,14 +40,14 @@ def fairness(world: World) -> float:
 
 @pytest.mark.parametrize("seed", [pytest.param(1), pytest.param(2, marks=pytest.mark.long)])
 def test_three_routers_skewed_arrivals_one_killed_holding_credits(seed: int) -> None:
-    """Every engine's queue is looked at with each leg (`Agent.take`)."""
+    """`Agent.take` checks with each leg that the engine has no more legs than places."""
     world = fleet(seed)
     began(world, CLIENTS, settle_s=10.0)
     world.run(world.now + 20.0)
     before, whole = fairness(world), sum(world.served.values()) / 20
     moved = world.routers["r3"].kill()
     assert sum(agent.machine.shared.routers["r3"].bound for agent in world.agents.values()) > 10
-    for tenant, count in moved.items():  # its clients find the others, not evenly either
+    for tenant, count in moved.items():  # the dead router's clients go to the others, again unevenly
         world.routers["r1"].client(tenant, count // 3)
         world.routers["r2"].client(tenant, count - count // 3)
     world.served.clear()
@@ -73,24 +73,24 @@ def test_a_router_alone_has_all_of_it_and_an_idle_one_keeps_a_little() -> None:
     assert grants == {"r1": 15, "r2": 1}, "a place for a first request, without asking"
 
 
-def test_while_the_registry_is_away_everybody_goes_by_the_last_known_share() -> None:
+def test_while_the_registry_is_away_routers_keep_their_last_grants() -> None:
     world = fleet()
     began(world, {"r1": {"acme": 40}, "r2": {"bolt": 20}}, settle_s=8.0)
     before = [[seen.grant for seen in front.view.all()] for front in world.routers.values()]
     world.down = True
     world.run(world.now + 60.0)
     assert [[seen.grant for seen in front.view.all()] for front in world.routers.values()] == before
-    assert sum(world.served.values()) > 50 * 40, "and serves on"
+    assert sum(world.served.values()) > 50 * 40, "routers serve on"
     world.down = False
     world.run(world.now + 3.0)
-    assert all(set(agent.machine.shared.routers) == {"r1", "r2"} for agent in world.agents.values()), "deaf is not dead"
+    assert all(set(agent.machine.shared.routers) == {"r1", "r2"} for agent in world.agents.values())
 
 
-def test_a_router_that_announces_nothing_goes_by_one_leg_beside_those_that_do() -> None:
+def test_a_router_that_announces_nothing_gets_one_leg_beside_those_that_do() -> None:
     world = fleet()
     Front(world, "mute", announces=False)
     world.run(2.0)
-    assert {seen.grant for seen in world.routers["mute"].view.all()} == {None}, "nobody grants: an equal share"
+    assert {seen.grant for seen in world.routers["mute"].view.all()} == {None}, "no grants: an equal share"
     Front(world, "r1")
     world.run(8.0)
     assert {seen.grant for seen in world.routers["mute"].view.all()} == {1}
@@ -98,7 +98,7 @@ def test_a_router_that_announces_nothing_goes_by_one_leg_beside_those_that_do() 
 
 @pytest.mark.long
 def test_beside_equal_shares() -> None:
-    """The table of docs/credits.md: ``pytest -m "long or not long" -s tests/sim/test_credits_sim.py``."""
+    """The table in docs/credits.md. To print it: ``pytest -m "long or not long" -s tests/sim/test_credits_sim.py``."""
     rows = {}
     for equal in (True, False):
         world = fleet(equal=equal)

@@ -1,4 +1,4 @@
-"""Curves of attainment over rate: what goodput is read from."""
+"""Curves of attainment over rate, from which goodput is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sim.experiments import curves
 
 
 def test_a_spike_does_not_decide() -> None:
-    """Nine in ten hold at 46.4 and fail at 45 and 46.2: one bisection may keep 46.4."""
+    """An attainment of 0.9 is reached at 46.4, but not at 45 and 46.2. A single bisection might return 46.4."""
     seen = {40.0: 0.96, 42.0: 0.93, 45.0: 0.88, 46.2: 0.89, 46.4: 0.91, 48.0: 0.85, 50.0: 0.82}
     assert 42 < curves.rate_at(seen, 0.9) < 45
 
@@ -29,7 +29,7 @@ def test_falling_is_the_nearest_falling_sequence() -> None:
 
 
 @pytest.mark.parametrize("start", [-20, -3, 0, 2, 25])
-def test_both_sides_of_every_share_are_run_from_any_start(start: int) -> None:
+def test_rates_on_both_sides_of_every_share_are_run_from_any_start(start: int) -> None:
     tried: list[int] = []
 
     def attained(step: int) -> float:
@@ -46,5 +46,5 @@ def test_both_sides_of_every_share_are_run_from_any_start(start: int) -> None:
         assert len(tried) < 16
 
 
-def test_a_walk_that_never_holds_ends() -> None:
+def test_a_trace_ends_if_no_rate_holds() -> None:
     assert len(curves.traced(lambda _step: 0.0, 0, (0.9, 0.99))) <= 2 * len(curves.STRIDES) + 1

@@ -1,4 +1,4 @@
-"""Early legs in the simulator: the same answers, a hop and D's server sooner, and no request lost with an instance."""
+"""Early decode legs in the simulator: the second token comes sooner, and no request is lost when an instance dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ P, D = Role.PREFILL, Role.DECODE
 
 
 def test_the_second_token_comes_sooner_by_ds_server_and_a_hop() -> None:
-    """With 100 µs a hop and 2 ms at D's server; the first token is P's, and comes as before."""
+    """A network hop takes 100 µs, D's API server 2 ms. The first token is P's, and comes at the same time."""
     runs = {early: simulate(members(P, D), every(0.5, 20), early=early)[1].columns for early in (False, True)}
     assert all((rows["outcome"] == 1).all() for rows in runs.values())
     assert (runs[True]["first_ns"] == runs[False]["first_ns"]).all()

@@ -1,4 +1,4 @@
-"""What a simulated fleet draws, against sums that can be worked out by hand."""
+"""The energy of a simulated fleet, compared with sums that can be calculated by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ran(*members: SimulatedMember, arrivals: list[Arrival]) -> tuple[World, Resu
 
 
 def test_an_idle_fleet_draws_what_its_gpus_draw_idle() -> None:
-    """Two answers of one token, a hundred seconds apart, hardly count."""
+    """Two answers of one token, 100 s apart, add hardly any energy."""
     arrivals = [Arrival(at_s=at, input_tokens=10, output_tokens=1) for at in (0.0, 100.0)]
     _, result = ran(one(Role.BOTH, "b"), arrivals=arrivals)
     assert result.energy_j == pytest.approx(GPU.idle_w * 100, rel=0.01)
@@ -70,7 +70,7 @@ def test_a_cap_on_prefill_saves_energy_and_costs_time() -> None:
 
 
 def test_a_run_that_is_cut_counts_the_steps_it_made() -> None:
-    """A meter alone: 100 steps were begun, 7 made."""
+    """The meter alone: a run of 100 steps begins, and is cut after 7."""
     world = World([one(Role.BOTH, "b")], SimSettings())
     at = world.instances[0]
     costs = at.member.costs
@@ -89,7 +89,7 @@ def test_a_run_that_is_cut_counts_the_steps_it_made() -> None:
 
 
 def test_a_prompts_attention_counts_though_a_run_does_not_name_it() -> None:
-    """A step's time says how long its prompts are."""
+    """`StepRun` has no context length of its prompts; the meter infers it from the step's time."""
     world = World([one(Role.BOTH, "b")], SimSettings())
     at: SimInstance = world.instances[0]
     costs = at.member.costs

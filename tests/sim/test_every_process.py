@@ -1,6 +1,6 @@
-"""The same run in another process: the same bytes, though its texts have other hashes, and its sets other orders.
+"""A run is the same byte for byte in another process, although hashes and the orders of sets differ there.
 
-This file is also the program that a process runs.
+This file is also the program that these processes run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from sim.settings import SimSettings
 from sim.world import World
 
 SEEDS = (1, 5)
-"""Of hashes: a set of two instances at which requests fail in this run has another order with each."""
+"""Seeds of Python's hashes. In this run, a set of the two instances at which a request failed has another order with
+each."""
 
 
 def run() -> tuple[bytes, bytes]:
-    """Engines of unknown speed that die, restart and are cut off, so that requests have failed at several: the
-    decision log, and the result's rows.
+    """A run whose engines die, restart and are cut off, so that some requests fail at several engines. The router does
+    not know their costs. Returns the decision log and the result's rows.
     """
     lines: list[bytes] = []
     log = DecisionLog(lines.append, "workload")

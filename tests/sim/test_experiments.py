@@ -1,4 +1,4 @@
-"""Goodput searches and comparisons, tiny: repeatable, and right where the answer is known beforehand."""
+"""Small goodput searches and comparisons: they are repeatable, and right where the answer is known beforehand."""
 
 from __future__ import annotations
 
@@ -97,17 +97,17 @@ def test_a_worse_variant_costs_one_run_and_changes_nothing(shelf: Shelf) -> None
     assert (best.rate, best.runs, best.system) == (before[0], before[1] + 1, good)
 
 
-# --- who wins where that is known -------------------------------------------------------------------------------------
+# --- cases whose winner is known --------------------------------------------------------------------------------------
 
 
 def test_long_prompts_and_a_tight_tpot_are_for_separate_pools(shelf: Shelf) -> None:
-    """A step with a chunk in it takes longer than the target, and nearly every step would have one."""
+    """On one instance, nearly every step would have a chunk of a prompt; such a step takes longer than the target."""
     whole, apart = both(case(8000, 100, Targets(4000, None, 13, None)), shelf)
     assert apart.per_gpu > 1.3 * whole.per_gpu
 
 
 def test_tiny_prompts_and_loose_targets_are_for_aggregated_serving(shelf: Shelf) -> None:
-    """Prefill is nothing here; separate pools leave GPUs idle that could decode."""
+    """Prefill is hardly any work here, so separate pools leave GPUs idle that could decode."""
     whole, apart = both(case(64, 200, Targets(5000, None, 100, None)), shelf)
     assert whole.per_gpu >= apart.per_gpu > 0
 
@@ -138,7 +138,7 @@ def test_serial_steps_take_as_long_as_both(shelf: Shelf) -> None:
 
 @pytest.mark.long
 def test_distserve_beats_vllm_of_2023_and_more_so_as_targets_tighten(shelf: Shelf) -> None:
-    """Its own claim. Chunked prefill is not to be beaten like that: docs/benchmarks.md."""
+    """The paper's own claim. It does not hold against chunked prefill (docs/benchmarks.md)."""
     application = distserve.APPLICATIONS[0]
     rows = distserve.compare(application, application.load(600), shelf, TINY, 0.1, (1.0, 0.75))
     assert rows[0].over_old is not None
@@ -157,7 +157,7 @@ def test_splitwise_designs_keep_their_budget() -> None:
 
 
 def test_splitting_serves_a_rate_that_its_own_baseline_does_not(shelf: Shelf) -> None:
-    """Its own claim, at equal power. Of requests on machines that do both none is handed over."""
+    """Splitwise's own claim, at equal power. Machines with both roles hand over no request."""
     model = "meta-llama/Llama-2-70b-hf"
     lengths = parse("lognormal:mean=1155,cv=1"), parse("lognormal:mean=211,cv=1")
     arrivals = made_up("x", *lengths, 1, 700, splitwise.LENGTH_MAX).at_rate(13.5, 700)

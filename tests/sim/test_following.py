@@ -1,4 +1,4 @@
-"""What rivals' books hear, and when: not before it has happened."""
+"""Rivals' policies are told of a request's events when they happen, and not earlier."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOP_NS = round(SimSettings().hop_us * 1000)
 
 
 class Listening:
-    """Routes like any, and keeps the times at which it heard."""
+    """Routes as `least_load` does, and records when it is told of each event."""
 
     def __init__(self) -> None:
         self.world: World | None = None

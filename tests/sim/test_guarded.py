@@ -1,4 +1,7 @@
-"""Handing over on networks that are not what was told: never much worse than never handing over (law 6)."""
+"""The handoff guard on networks that are slower than configured: never much worse than never handing over.
+
+That is law 6 of docs/architecture.md.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from sim.world import World
 
 MODEL, COUNT, RATE = "meta-llama/Llama-3.1-8B", 1200, 60.0
 SETTLED_S = 11.0
-"""What came after so long found everything learned."""
+"""Seconds after which the router has learned the network: later requests are compared."""
 TARGETS = Targets(400, None, 30, None)
 POOLS = tuple(EqualInstances(role=role, count=2, tp=1, gpu="H100") for role in (Role.PREFILL, Role.DECODE))
 
@@ -38,7 +41,10 @@ def load(count: int) -> UnitLoad:
 
 
 class Network:
-    """So many times slower than the GPUs' own, of these instances or of all, until it is well."""
+    """Makes the network `factor` times slower than configured until `until_s`.
+
+    `only`: a part of the names of the instances concerned; empty: all instances.
+    """
 
     def __init__(self, factor: float, *, only: str = "", until_s: float = 1e9) -> None:
         self.factor = factor
@@ -47,10 +53,10 @@ class Network:
         self.world: World | None = None
         self.well = False
         self.off: list[tuple[float, bool]] = []
-        """When it was looked, and whether the guard had turned handing over off."""
+        """The time of each look in seconds, and whether the guard had turned hand-overs off."""
 
     def __call__(self, world: World) -> None:
-        """Twice a second, from the first request on."""
+        """Look; called twice a second, from the first request on."""
         if self.world is None:
             self.world = world
             self._slow(world, 1 / self.factor)
@@ -72,7 +78,7 @@ def run(mode: str, network: Network, shelf: Shelf, *, count: int = COUNT) -> Res
 
 
 def met(result: Result, after_s: float = 0.0) -> float:
-    """Share of the requests that came after so long."""
+    """The share of requests that met their targets, among those that arrived after `after_s`."""
     return float(result.met(TARGETS)[result.columns["at_ns"] > after_s * 1e9].mean())
 
 
@@ -83,7 +89,7 @@ def handed_over(result: Result, after_s: float = 0.0) -> float:
 
 @pytest.mark.parametrize("factor", [10.0, pytest.param(30.0, marks=pytest.mark.long)])
 def test_a_network_far_slower_than_told_costs_some_seconds(factor: float, shelf: Shelf) -> None:
-    """Always handing over, next to nobody is in time."""
+    """With the mode "always", few requests are in time. The guard turns hand-overs off after some seconds."""
     assert met(run("always", Network(factor), shelf, count=400), after_s=4.0) < 0.4
     never, network = run("never", Network(factor), shelf), Network(factor)
     found = run("auto", network, shelf)
@@ -92,7 +98,7 @@ def test_a_network_far_slower_than_told_costs_some_seconds(factor: float, shelf:
     assert network.off[-1][1]
 
 
-def test_as_told_it_is_never_turned_off(shelf: Shelf) -> None:
+def test_on_a_network_as_configured_hand_overs_are_never_turned_off(shelf: Shelf) -> None:
     network = Network(1.0)
     found = run("auto", network, shelf)
     assert not any(off for _, off in network.off)
@@ -100,8 +106,8 @@ def test_as_told_it_is_never_turned_off(shelf: Shelf) -> None:
     assert met(found) > 0.98 * met(run("never", Network(1.0), shelf))
 
 
-def test_where_it_is_three_times_slower_handing_over_goes_on(shelf: Shelf) -> None:
-    """There is no threshold: what a handoff costs there is less than what it spares others."""
+def test_on_a_network_three_times_slower_hand_overs_go_on(shelf: Shelf) -> None:
+    """The guard has no fixed threshold. Here a hand-over still costs less than it saves other requests."""
     network = Network(3.0)
     found = run("auto", network, shelf)
     assert met(found) > 0.97
@@ -110,7 +116,7 @@ def test_where_it_is_three_times_slower_handing_over_goes_on(shelf: Shelf) -> No
 
 
 def test_one_decode_instance_behind_a_bad_link_is_left_out(shelf: Shelf) -> None:
-    """What is learned is learned of each: others are handed over to."""
+    """The router learns about each instance separately, and still hands over to the other one."""
     network = Network(30.0, only="decode-1-01")
     found = run("auto", network, shelf)
     rows = found.columns[found.columns["at_ns"] > SETTLED_S * 1e9]
@@ -121,12 +127,12 @@ def test_one_decode_instance_behind_a_bad_link_is_left_out(shelf: Shelf) -> None
     assert met(found, after_s=SETTLED_S) > 0.9
 
 
-def test_when_the_network_is_well_again_it_is_used_again(shelf: Shelf) -> None:
+def test_when_the_network_has_recovered_it_is_used_again(shelf: Shelf) -> None:
     network = Network(10.0, until_s=20.0)
     found = run("auto", network, shelf, count=15_000)
     times = [at for at, off in network.off if off]
     assert FEW / RATE < times[0] < 15.0
-    assert times[-1] < 200.0, "it is tried, and what was learned of it fades"
+    assert times[-1] < 200.0, "the guard tries hand-overs, and old measurements fade"
     assert handed_over(found, after_s=times[-1] + 20.0) > 0.3
     assert met(found) > 0.97
 
@@ -147,8 +153,10 @@ def test_a_choice_says_why_nothing_was_handed_over(shelf: Shelf) -> None:
 
 
 @pytest.mark.long
-def test_it_is_the_guard_that_has_p_answer_as_well(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the policy knows that the network is slow, and P stands idle."""
+def test_only_with_the_guard_prefill_instances_serve_whole_requests(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the guard the policy learns that the network is slow, but leaves prefill instances idle."""
     monkeypatch.setattr("router.scheduler.scoring.handoff_guard.HandoffGuard.allows", lambda *_: True)
     found = run("auto", Network(30.0), shelf)
     guarded = Network(30.0)

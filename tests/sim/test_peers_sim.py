@@ -1,5 +1,7 @@
-"""Prompts' beginnings from peers on virtual time: what they give to conversations, and that nothing is wrong, hung or
-held whatever befalls sources, pullers and networks. The world's own checks are on all the while.
+"""Prefixes pulled from peers, on virtual time: conversations get first tokens sooner, and faults do no harm.
+
+Under faults of sources, pulling instances and networks, no answer is wrong, no request hangs and no hold stays. All of
+the simulator's own checks are on.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ P, D = Role.PREFILL, Role.DECODE
 def conversations(
     count: int, turns: int, *, gap_s: float, first: int, more: int, answer: int, block: int = 16
 ) -> list[Arrival]:
-    """Turn by turn, each conversation's in its own time; a turn begins with all of the one before."""
+    """Conversations of several turns, by time of arrival. A turn's prompt begins with all of the turn before."""
     found = []
     for talk in range(count):
         for turn in range(turns):
@@ -49,7 +51,7 @@ def conversations(
 
 
 def asked_of(world: World) -> list[Chosen]:
-    """The choices with a source, as they come."""
+    """The list to which a run will add each choice that has a source."""
     found: list[Chosen] = []
     for front in world.fronts:
         front.on_choice = lambda _passage, chosen: found.append(chosen) if chosen.source is not None else None
@@ -60,7 +62,7 @@ def asked_of(world: World) -> list[Chosen]:
 
 
 def forced(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
-    """Hand over, and have every prompt's beginning from somewhere, sensible or not."""
+    """Hand over, and pull every prompt's prefix from some other instance, whether it has the prefix or not."""
     chosen = HANDS_OVER(fleet, wanted)
     puller = chosen.prefill or chosen.decode
     ready = [each.id for each in fleet if each.ready and each.id != puller]
@@ -88,10 +90,10 @@ def test_nothing_is_wrong_hung_or_held(seed: int) -> None:
     Faults(world, faults, seed)
     asked = asked_of(world)
     result = world.run(conversations(13, 4, gap_s=0.5, first=96, more=48, answer=12))
-    assert len(asked) > 20, "there was something to go wrong"
+    assert len(asked) > 20, "enough pulls from sources that faults can strike"
     assert not (result.columns["flags"] & WRONG).any()
     statuses = result.columns["status"]
-    assert (statuses == 200).mean() > 0.8 and (statuses > 0).all(), "all of them ended"
+    assert (statuses == 200).mean() > 0.8 and (statuses > 0).all(), "all requests ended"
 
 
 @pytest.mark.interpreted
@@ -114,20 +116,21 @@ def test_clients_that_leave_while_sources_are_asked_leave_no_leg_behind(monkeypa
     assert not (result.columns["flags"] & WRONG).any()
 
 
-def test_without_faults_all_is_served_and_beginnings_are_pulled() -> None:
-    """What the runs above are good for: besides its hand-over, a third of all prompts pull something from a source."""
+def test_without_faults_all_is_served_and_prefixes_are_pulled() -> None:
+    """The runs above do pull from sources: beside each request's hand-over, every third request pulls a prefix."""
     fleet = members(P, P, D, D, config={"lease_s": 3.0})
     world = World(fleet, SimSettings(peers=True, greedy=True), policy=forced)
     result = world.run(conversations(13, 4, gap_s=0.5, first=96, more=48, answer=12))
     assert (result.columns["status"] == 200).all()
-    assert world.pulls.ended > 60, "more than one for each of 52 requests"
+    assert world.pulls.ended > 60, "more than one pull for each of 52 requests"
 
 
-# --- what it gives ----------------------------------------------------------------------------------------------------
+# --- the gain ---------------------------------------------------------------------------------------------------------
 
 
 def talk_on(*, peers: bool, log: DecisionLog | None = None, others: int = 40) -> tuple[Result, int]:
-    """Long new turns. Both prefill instances have lost what they had; decode instances have it, and other answers.
+    """Conversations with long second turns. Both prefill instances have restarted, so that only decode instances have
+    the prefixes; those are busy with other answers.
 
     Returns the run, and the number of choices with a source.
     """
@@ -141,9 +144,10 @@ def talk_on(*, peers: bool, log: DecisionLog | None = None, others: int = 40) ->
     return world.run(sorted([*talks, *answers], key=lambda each: each.at_s)), len(asked)
 
 
-def test_the_next_turn_where_decode_has_its_beginning_and_other_answers() -> None:
-    """0.22 s without, 0.14 s with: the default policy, told no costs. Of several runs, as one choice decides the next
-    ones: single runs take 0.12 to 0.17 s.
+def test_peers_make_next_turns_faster_where_decode_instances_have_the_prefix() -> None:
+    """First tokens take 0.22 s without peers and 0.14 s with them, by the default policy, which knows no costs.
+
+    This is the mean of two runs: one choice changes the later ones, so that single runs take 0.12 to 0.17 s.
     """
     medians_s = []
     for others in (40, 60):
@@ -152,7 +156,7 @@ def test_the_next_turn_where_decode_has_its_beginning_and_other_answers() -> Non
         medians_s.append([np.median(each.latency_s("ttft")[each.columns["at_ns"] > 9.99e9]) for each in both])
         assert none == 0 and asked >= 4
         tpot_s = [float(np.nanmean(each.latency_s("tpot")[each.columns["at_ns"] > 7.9e9])) for each in both]
-        assert tpot_s[1] <= 1.02 * tpot_s[0], f"others' answers pay nothing for it: {tpot_s}"
+        assert tpot_s[1] <= 1.02 * tpot_s[0], f"other answers must not become slower: {tpot_s}"
     ttft_s = np.mean(medians_s, axis=0)
     print(f"first tokens of next turns: {ttft_s[0]:.3f} s, with peers {ttft_s[1]:.3f} s")
     assert ttft_s[1] <= 0.75 * ttft_s[0], medians_s

@@ -1,4 +1,4 @@
-"""`baton plan`: the cheapest fleet that keeps the promises, against trying every fleet; and what bad input is told."""
+"""`baton plan` finds the cheapest fleet that keeps the promises, as a search over every fleet does; errors of input."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LONG = [pytest.param(seed, 2.0 + seed % 5, marks=pytest.mark.long) for seed in r
 
 
 @pytest.mark.parametrize(("seed", "rate"), [(11, 4.0), *LONG])
-def test_it_is_the_cheapest_of_all_fleets_that_hold(seed: int, rate: float) -> None:
+def test_the_plan_is_the_cheapest_of_all_fleets_that_hold(seed: int, rate: float) -> None:
     spec = parse(FILE, "baton.yaml").spec
     assert spec is not None
     task = Task(

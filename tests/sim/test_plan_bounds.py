@@ -1,4 +1,4 @@
-"""Bounds rule out only what cannot be: fleets below them miss the promise when they are simulated."""
+"""Bounds rule out only fleets that must fail: fleets below a bound miss the promise when they are simulated."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ def test_an_impossible_promise_names_its_term() -> None:
     assert late.because.startswith("TTFT 10 ms: ")
 
 
-def test_what_may_miss_is_left_out_of_the_bounds() -> None:
-    """One request in twenty is as long as all others together."""
+def test_requests_that_may_miss_are_left_out_of_the_bounds() -> None:
+    """One request in twenty is twice as long as the other nineteen together, and 5 % may miss the target."""
     arrivals = [
         Arrival(at_s=0.1 * row, input_tokens=40_000 if row % 20 == 7 else 1000, output_tokens=2) for row in range(400)
     ]
@@ -139,7 +139,7 @@ def test_what_may_miss_is_left_out_of_the_bounds() -> None:
     assert strict > loose
 
 
-def test_only_what_was_there_before_can_be_cached() -> None:
+def test_only_a_prefix_of_an_earlier_request_can_be_cached() -> None:
     def arrival(*prefix: int) -> Arrival:
         return Arrival(at_s=0.0, input_tokens=1000, output_tokens=1, prefix=prefix, block_tokens=100)
 

@@ -1,4 +1,4 @@
-"""`baton plan` as its users meet it: objectives, power, several classes, survivors, reports, bad input."""
+"""The command `baton plan`: objectives, power, several classes, fleets that survive a loss, reports, bad input."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def planned(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> d
 
 
 class Resources(HTMLParser):
-    """What a page would load, and its text."""
+    """The resources that a page would load, and its text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_the_page_holds_everything_and_loads_nothing(file: Path, capsys: pytest.
     assert found["limit"]
 
 
-def test_requests_that_were_simulated_are_told_without_what_trials_cost_besides(
+def test_simulated_requests_are_counted_without_the_fixed_effort_of_trials(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
@@ -162,7 +162,7 @@ def test_a_workload_has_several_classes_at_once(file: Path, capsys: pytest.Captu
 
 
 def test_a_part_is_named_as_its_class_in_the_cluster_file(tmp_path: Path) -> None:
-    """By the rules of that file: `on` is no truth value, `0123` no number, and `1_000` and `1:30` are texts."""
+    """The cluster file's YAML rules apply: `on`, `0123`, a date and `1.10` are names, and `1_0` is no number."""
     load = tmp_path / "workload.yaml"
     names = ["on", "0123", "2026-11-26", "1.10"]
     load.write_text("parts:\n" + "".join(f"  {name}: {{rate: 1.5, input_tokens: 10}}\n" for name in names))
@@ -235,7 +235,7 @@ def test_a_wrong_workload_is_one_line(text: str, told: str, file: Path, capsys: 
         (["--objective", "energy", "--objective", "cost"], 2, "--objective energy and --objective cost: give one"),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_simulated(
+def test_wrong_flags_are_told_and_the_cluster_file_stays_as_it_is(
     words: list[str], code: int, told: str, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [each.replace("{}", str(file.parent)) for each in words]
@@ -271,7 +271,7 @@ def test_a_plan_is_printed_even_if_its_file_cannot_be_written(
     assert said.err.endswith("baton: --out x: No space left on device\n")
 
 
-def test_a_load_has_to_be_said(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_without_a_load_is_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(file)]) == 2
     assert capsys.readouterr().err == (
         "baton: no load to plan for: give --trace FILE, --workload FILE, or --rate with lengths\n"
@@ -289,13 +289,13 @@ def test_a_promise_below_the_roofline_is_wrong_input_and_an_impossible_one_is_no
     assert re.search(r"no plan: TTFT 60 ms: 100\.0% of the requests take longer alone", capsys.readouterr().out)
 
 
-def test_strict_refuses_what_is_doubtful(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_strict_refuses_a_trace_with_a_bad_row(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = file.parent / "trace.jsonl"
     trace.write_text('{"at_s": 0, "input_tokens": 100, "output_tokens": 10}\n{"at_s": "x"}\n')
     words = ["plan", str(file), "--trace", str(trace), "--no-steps", "--processes", "1"]
     assert main([*words, "--strict"]) == 1
     assert "line 2" in capsys.readouterr().err
-    assert main(words) == 0, "one bad row stops no plan"
+    assert main(words) == 0, "one bad row does not stop a plan"
     assert "line 2" in capsys.readouterr().err
 
 
@@ -340,7 +340,7 @@ def test_one_request_is_a_load(file: Path, capsys: pytest.CaptureFixture[str]) -
     page = file.parent / "one.html"
     words = [*LOAD[:2], "--requests", "1", *LOAD[4:], "--html", str(page)]
     found = planned(capsys, str(file), *words)
-    assert found["best"]["attainment"]["interactive"]["low"] < 0.3, "one request says little"
+    assert found["best"]["attainment"]["interactive"]["low"] < 0.3, "one request proves little"
     assert "data:image/svg" in page.read_text()
     assert "1 request, 1,500 tokens in and 60 out on average" in page.read_text()
 
@@ -355,7 +355,7 @@ def test_without_a_plan_there_is_a_report_and_no_cluster_file(file: Path, capsys
 def test_the_file_to_run_is_made_of_the_text_that_was_read(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Standard input can be read once, and a FILE may be edited while the plan is made."""
+    """Standard input can be read only once, and FILE may change while the plan is made."""
     planned_ = command._planned
 
     def edited(*given: Any) -> Any:
@@ -390,7 +390,7 @@ models:
 slo: {interactive: {ttft_ms: 600, tpot_ms: 60, attainment: 0.9}}
 hardware: {L40S: {count: 40}, H100-SXM: {count: 40}}
 """
-"""Models that have one `name`, and one whose name in the API is another's `name`."""
+"""Two models with the same `name`, and a third whose `served_name` is that `name`."""
 
 
 def test_of_two_models_with_one_name_only_the_planned_one_gets_the_plan(
@@ -443,12 +443,12 @@ def test_ctrl_c_gives_the_best_so_far(
 
 
 def model_of(pools: dict[str, Any]) -> Model:
-    """A cluster file's only model."""
+    """The only model of a cluster file with these pools."""
     return parse(json.dumps({"models": [{"name": "m", "pools": pools}]}), "f").usable().models[0]
 
 
 def test_flags_that_all_pools_must_share_are_those_of_a_role_that_the_file_lacks() -> None:
-    """A cache in fp8 is simulated and written for each role of the plan: else lint would refuse what was planned."""
+    """A KV cache in fp8 is simulated and written for each role of the plan; otherwise `lint` would refuse the plan."""
     own = {role: {"engine_args": {"kv_cache_dtype": "fp8", "seed": 1}} for role in ("prefill", "decode")}
     model = model_of(own)
     kinds = (

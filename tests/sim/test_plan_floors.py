@@ -1,4 +1,4 @@
-"""Bounds of whole fleets: what they rule out, fails when it is simulated; what they let pass, they do not promise."""
+"""Bounds of whole fleets: fleets that a bound rules out fail when they are simulated. The reverse is not promised."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PER_CASE = 6
 
 
 def ruled_out(seed: int) -> tuple[Planner, list[tuple[float, Arrangement, Counts]]]:
-    """Fleets of a random task that bounds rule out, those nearest to passing first."""
+    """The planner and the fleets of a random task that bounds rule out, those nearest to passing first."""
     planner = Planner(random_task(seed, small=True))
     floors = Floors(planner.task.demand())
     found = []
@@ -42,7 +42,7 @@ LONG = [pytest.param(seed, marks=pytest.mark.long) for seed in range(320, 360)]
 
 
 @pytest.mark.parametrize("seed", [301, 302, 303, 304, 305, 306, *LONG])
-def test_what_bounds_rule_out_fails(seed: int) -> None:
+def test_fleets_that_bounds_rule_out_fail(seed: int) -> None:
     planner, found = ruled_out(seed)
     for scale, arrangement, counts in found[:PER_CASE]:
         assert not planner.holds(arrangement, counts), (scale, [str(kind) for kind in arrangement], counts)
@@ -54,7 +54,9 @@ def test_the_cases_above_rule_something_out() -> None:
 
 @pytest.mark.parametrize("seed", [301, 304, *LONG])
 def test_no_fleet_draws_less_than_its_bound(seed: int) -> None:
-    """Some arrangements with caps, up to two instances of each kind: joules as simulated beside those of the bound."""
+    """Compares simulated joules per output token with the bound, for some arrangements with power caps. Each has up to
+    two instances of a kind.
+    """
     planner = Planner(replace(random_task(seed, small=True), objective="energy", survive=0))
     ratios = []
     for space in planner.spaces[::7][:12]:

@@ -1,8 +1,9 @@
-"""`baton plan` beside trying every fleet: within 2 % of the optimum in 95 % of random cases.
+"""`baton plan` compared with a search over every fleet: within 2 % of the optimum in 95 % of random cases.
 
-Model, GPU types with their counts, prices and speeds, load, promises, objective and whether an instance may be lost are
-drawn. Every fleet is tried, those that bounds rule out among them, cheapest first, until one holds: that is the
-optimum. The seeds were drawn once, before the first run; the generator was made on other ones (below 100).
+Each case has a drawn model, GPU types with counts, prices and speeds, load, promises and objective, and may have to
+survive the loss of an instance. The optimum is found by trying every fleet, cheapest first, until one holds. Fleets
+that bounds rule out are tried, too. The seeds were drawn once, before the first run; the generator was developed with
+other seeds (below 100).
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What one task came to."""
+    """The result of one task."""
 
     seed: int
     best: float
-    """By trying every fleet; infinite: none holds."""
+    """The lowest price by trying every fleet; infinite: no fleet holds."""
     chosen: float
-    """The planner's; infinite: it has none."""
+    """The price of the planner's choice; infinite: it has none."""
     instances: int
     holds: bool
 
     @property
     def good(self) -> bool:
-        """Whether the choice is as good as asked, and keeps what was promised."""
+        """Whether the choice keeps the promises and costs at most `WITHIN` times the optimum."""
         if math.isinf(self.best):
             return math.isinf(self.chosen)
         return self.holds and self.chosen <= self.best * WITHIN
@@ -62,7 +63,7 @@ def test_choices_are_within_two_per_cent_of_the_optimum(seeds: range) -> None:
     assert len(bad) <= (1 - SHARE) * len(cases) + 1e-9, bad
     answered = [each for each in cases if not math.isinf(each.best)]
     assert len(answered) >= 0.6 * len(cases), "most cases have to have an answer, or nothing is compared"
-    assert sum(each.instances > 1 for each in answered) >= 0.5 * len(cases), "and one that takes several instances"
+    assert sum(each.instances > 1 for each in answered) >= 0.5 * len(cases), "half of them need several instances"
 
 
 def test_a_choice_that_is_dearer_or_breaks_its_promise_is_not_good() -> None:

@@ -1,4 +1,4 @@
-"""Prompts on instances that decode: how many fit beside answers follows from what those answers have left."""
+"""Prompts on instances that decode: running answers' remaining time decides how many prompts fit beside them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ REQUESTS, PER_S = 1500, 100.0
 
 
 def test_decode_instances_keep_their_answers_in_time_near_the_edge() -> None:
-    """While only answers counted that one prompt alone made late, 0.915 were in time: each left the next ones less."""
+    """Each prompt leaves running answers less time for the next prompts. A policy that only counted the answers that
+    one prompt alone makes late kept 0.915.
+    """
     shelf = Shelf(shipped.models(), shipped.profiles())
     system = System(name="two and two", pools=FLEET, policy="workload", admission=True)
     attained = []

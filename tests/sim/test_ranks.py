@@ -1,4 +1,4 @@
-"""Data parallel ranks in simulated fleets: members of their own that die together."""
+"""Data parallel ranks in simulated fleets: each rank is a member, and the ranks of one engine die together."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def test_a_rank_that_is_killed_takes_its_engine_with_it() -> None:
     fleet = [one("p", Role.PREFILL), *(one(name, Role.DECODE, shape=Spans(dp=2)) for name in names)]
     killed = Fault(at_s=1.0, kind="kill", instance=InstanceId("d@1"))
     world, result = simulate(fleet, every(0.02, 300), faults=[killed])
-    assert (result.columns["outcome"] == 1).sum() >= 299, "as with two engines: one stream may break off beyond repair"
+    assert (result.columns["outcome"] == 1).sum() >= 299, "as with two engines, one stream may break off"
     assert {at.name: at.epoch for at in world.instances} == {"p": 1, "d@0": 2, "d@1": 2, "e@0": 1, "e@1": 1}
     assert world.counts["killed"] == 1
 
 
 def test_prefixes_are_found_as_on_two_instances() -> None:
-    """Conversations of six turns, one chunk of text longer each; the default policy sends turns to their beginnings."""
+    """Conversations of six turns, each one chunk longer than before. The default policy sends a turn to its prefix."""
     talks = [
         Arrival(at_s=0.4 * turn + 0.03 * talk, input_tokens=128 * (turn + 2), output_tokens=10, block_tokens=128,
                 prefix=tuple(range(1000 * talk, 1000 * talk + turn + 2)))

@@ -1,4 +1,7 @@
-"""What a router decided, decided again from its log. A live router's: tests/contract/test_sim_replay*.py."""
+"""The replay of a simulated router's decision log makes the same choices again.
+
+Logs of real routers are replayed in tests/contract/test_sim_replay*.py.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ COST = StepCost(floor_ms=1.0, start_ms=1.0, token_ms=0.01, area_ms=0.0, decode_m
 
 
 def load(count: int, gap_s: float) -> list[Arrival]:
-    """Of all classes, half of them with a prefix that others have, too."""
+    """Random requests of all classes; half of them share the beginning of a prefix with others."""
     rng, found, at_s = Random(1), [], 0.0
     for number in range(count):
         at_s += rng.expovariate(1 / gap_s)
@@ -57,11 +60,13 @@ def load(count: int, gap_s: float) -> list[Arrival]:
 
 
 MAKE = Make(prefill=COST, decode=COST, capacity_tokens=400 * 16, budget_tokens=2048)
-"""`support.simulated.COSTS`."""
+"""What a router knows of engines with the costs `support.simulated.COSTS`."""
 
 
 def entries_of(policy: str, *, faults: str = "", count: int = 100, known: bool = False) -> list[d.Entry]:
-    """A simulated router's log, read back from its lines. `known`: it knows what a step costs, else it learns that."""
+    """The decision log of a simulated router, read back from its lines. `known`: the router knows the costs of steps;
+    otherwise it learns them.
+    """
     lines: list[bytes] = []
     log = DecisionLog(lines.append, policy)
     instances = members(
@@ -97,7 +102,7 @@ def test_a_simulated_routers_log_replays_to_the_same_choices(policy: str) -> Non
 
 @pytest.mark.parametrize(("known", "faults"), [(True, ""), (False, ""), (False, "chaos")])
 def test_load_step_model_queue_saturation_and_prefixes_follow_from_the_log(known: bool, faults: str) -> None:
-    """The runs have everything: who waits, is late, degraded, refused, called; caches; engines that die."""
+    """The runs have requests that wait, are late, degraded, refused and woken, prefix caches, and engines that die."""
     entries = entries_of("workload", faults=faults, known=known)
     count = kinds(entries)
     came = [entry for entry in entries if isinstance(entry, d.Came)]
@@ -117,7 +122,7 @@ def test_load_step_model_queue_saturation_and_prefixes_follow_from_the_log(known
     ids=lambda kind: kind.__name__,
 )
 def test_what_is_left_out_is_missed(forgotten: type) -> None:
-    """Each of these changes what is chosen or who is called: none of them is written for nothing."""
+    """Without the entries of one of these kinds, a replay chooses otherwise or wakes other requests: all are needed."""
     if forgotten is d.Shared:
         entries = _two_tenants()
     elif forgotten is d.Counted:
@@ -136,7 +141,7 @@ def test_what_is_left_out_is_missed(forgotten: type) -> None:
 
 
 def _two_tenants() -> list[d.Entry]:
-    """One place, two tenants who wait for it, of whom one has three shares: it is called first."""
+    """The log of two tenants with very different shares, whose requests wait for the places of one instance."""
     lines: list[bytes] = []
     here, machine = _scheduler(lines, promised=True)
     here.shares = {"a": 1.0, "b": 1e-6}
@@ -155,7 +160,7 @@ def _two_tenants() -> list[d.Entry]:
 
 
 def _counted() -> list[d.Entry]:
-    """An engine says that its prompt was ten times as long as it had been taken for; then it asks again."""
+    """The log of a request whose prompt proves to be ten times as long as estimated; the request then asks again."""
     lines: list[bytes] = []
     (_, machine), context = _scheduler(lines), _context()
     machine.handle(d.Asked(context, Choose(frozenset(), hand_over=False), 0.0), 0.0)
@@ -203,7 +208,7 @@ def _every_event_of_a_fleet(fleet: Fleet, report: Reported) -> None:
 
 
 def booked_at(name: InstanceId) -> BookingState:
-    """A request of a router peer that is prefilled there."""
+    """A request of a router peer that is prefilled at this instance."""
     return BookingState(
         number=3, prefill=name, prompt=PromptState.WAITS, plain_ms=20.0, prompt_ms=25.0, stall_ms=5.0,
         placed_ago_ms=2.5, ended_ago_ms=0.0, decode=name, opened=False, prompt_tokens=800, mean_tokens=60.0,
@@ -248,7 +253,7 @@ def test_every_kind_of_entry_comes_back_as_it_was() -> None:
     assert [d.entry_of(d.line_of(entry)) for entry in entries] == entries
     written = {type(entry) for entry in entries}
     assert set(d.Entry.__args__) - written == {d.Roomy, d.Missing}, (
-        "an admission's, in the runs above; a log writer's own"
+        "admission writes `Roomy`, in the runs above; the log's writer makes `Missing`"
     )
     assert replay(entries).differences == ()
 
@@ -273,7 +278,7 @@ def test_a_log_that_was_tampered_with_is_found_out() -> None:
 
 
 def test_a_log_that_is_still_written_may_end_between_an_event_and_what_came_of_it() -> None:
-    """It is written in batches, whose end knows nothing of events."""
+    """A log is written in batches, and a batch may end between two entries of one event."""
     entries = entries_of("least_load", count=10)
     ends = [number for number, entry in enumerate(entries) if isinstance(entry, d.Asked)]
     for end in ends:

@@ -1,4 +1,4 @@
-"""A less obliging world: repeatable, lawful, and only as rough as it says."""
+"""Simulated disturbances (`sim.roughness`): runs are repeatable, break no law, and have only the configured ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
 
 
 def run(rough: Roughness, *roles: Role, seed: int = 0, **more: Any) -> tuple[World, Result]:
-    """With every check on."""
+    """A run with every check of the simulator on."""
     promise = {"": Promise(ttft_ms=500.0, tpot_ms=20.0)}
     settings = SimSettings(seed=seed, rough=rough)
     world = World(members(*roles), settings, policy=POLICIES["workload"], promises=promise)
@@ -59,22 +59,22 @@ def test_nothing_is_rough_unless_asked_for() -> None:
     ],
 )
 def test_each_part_alone_makes_requests_wait(rough: Roughness, roles: tuple[Role, ...]) -> None:
-    """At equal gaps, 4 ms apart: a front end of 5 ms cannot keep up with one core."""
+    """Requests arrive every 4 ms. An API server that needs 5 ms for each cannot keep up with one core."""
     (_, smooth), (_, found) = (run(each, *roles, gap_s=0.004, count=300) for each in (SMOOTH, rough))
     assert np.mean(found.columns["end_ns"] - found.columns["at_ns"]) > np.mean(
         smooth.columns["end_ns"] - smooth.columns["at_ns"]
     )
 
 
-def test_speeds_waver_about_what_they_were() -> None:
-    """Some requests are quicker, some slower, and in the mean of many they take as long."""
+def test_speeds_vary_around_their_mean() -> None:
+    """Some requests are faster and some slower; on average they take the same time."""
     (_, smooth), (_, found) = (run(each, B, gap_s=0.5, count=200) for each in (SMOOTH, Roughness(speed_cv=0.2)))
     times = [each.columns["end_ns"] - each.columns["at_ns"] for each in (smooth, found)]
     assert np.std(times[1] / times[0]) > 0.05
     assert np.mean(times[1] / times[0]) == pytest.approx(1.0, abs=0.1)
 
 
-def test_tokens_are_estimated_and_then_told() -> None:
+def test_prompt_tokens_are_estimated_with_an_error() -> None:
     seen: list[int] = []
     world = World(members(B), SimSettings(rough=Roughness(ratio_cv=0.15)), policy=POLICIES["workload"])
     world.front.on_choice = lambda passage, _: seen.append(passage.wanted.prompt_tokens)
@@ -83,7 +83,7 @@ def test_tokens_are_estimated_and_then_told() -> None:
     assert np.mean(seen) == pytest.approx(100, rel=0.05) and 0.08 < np.std(seen) / 100 < 0.25
 
 
-def test_rates_of_a_fault_and_of_a_waver_multiply() -> None:
+def test_rates_of_a_fault_and_of_a_varying_speed_multiply() -> None:
     world = World(members(B), SimSettings())
     at = world.instances[0]
     world.lives.slow(at, (1, 4))

@@ -1,4 +1,4 @@
-"""Controllers on the simulated fleet: engines, router and admission are the product's."""
+"""Goodput controllers and rivals' scaling laws on a simulated fleet with the product's own router and admission."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_step_is_absorbed_within_forecast_and_start_up() -> None:
 
 
 def test_an_instance_that_fails_to_start_is_replaced_and_the_log_replays() -> None:
-    at = replace(setting([*stepping()]), seed=3)  # names and seed draw what fails: of these starts some do
+    at = replace(setting([*stepping()]), seed=3)  # names and seed decide which starts fail; with this seed some do
     lines: list[bytes] = []
     ours = ours_of(at)
     kept = type(ours)(ours.controller, keep=lambda now, event, effects: lines.append(encode(now, event, effects)))
@@ -103,11 +103,11 @@ def test_drifting_lengths_move_the_split() -> None:
 
 
 def test_a_burst_of_long_prompts_is_answered_by_a_flip_within_ten_seconds() -> None:
-    """From the burst to the first token that an instance which decoded before has computed; wherever between two looks
-    the burst begins. Nothing can be started: there are eight instances' GPUs.
+    """Measured from the burst to the first token of an instance that decoded before. The burst begins at several times
+    between two looks of the controller. No instance can start: the budget has the GPUs of eight.
 
-    At 151.0 it takes 11.1 s: the instance is sent its third prompt in the moment in which it is flipped, and an answer
-    that waits there for all three has no time left for a fourth. All meet their targets there, too.
+    With the burst at 151.0 s it takes 11.1 s. The instance gets its third prompt at the moment of its flip, and an
+    answer that waits there for all three has no time left for a fourth. All requests meet their targets there, too.
     """
     quiet = [Arrival(at_s=2.0 * at, input_tokens=1000, output_tokens=200) for at in range(90)]
     for begins_s in (150.2, 151.0, 152.4, 153.6, 155.2):
@@ -139,7 +139,7 @@ def test_a_check_says_whether_a_fleet_would_do_and_draws_no_more_than_it_may() -
     short = check(asked(1, 4))
     assert short.holds is False
     assert float(short.because.partition("%")[0]) > 50, (
-        "most are in time, though a class without a name has two numbers"
+        "most are in time, although the class without a name has two numbers"
     )
     assert check(asked(3, 4, answer=100_000)).holds is None
     assert drawn(asked(3, 4)) == drawn(asked(3, 4)) != drawn(asked(3, 4, number=2))
@@ -157,7 +157,7 @@ def test_narwhal_flips_and_never_starts() -> None:
 
 
 def test_the_last_moment_of_a_load_needs_no_more_than_the_rest() -> None:
-    """The last arrival comes just after a window begins: nothing is left of that window to divide by."""
+    """The last arrival comes just after a window begins, so that this window has almost no length to divide by."""
     times = [*range(0, 300, 2), 300.000001]
     arrivals = [Arrival(at_s=float(at), input_tokens=8000, output_tokens=1000) for at in times]
     for listed in needs(setting(arrivals).law(), arrivals, 1.0, 0.95).values():
@@ -190,7 +190,7 @@ def test_the_size_at_first_counts_for_a_down_window() -> None:
 
 
 def test_an_hpa_sees_prompts_that_wait_at_the_router() -> None:
-    """One prefill pod, three times what it computes: it never has more than two prompts itself."""
+    """One prefill pod gets three times the load that it can compute, but never has more than two prompts itself."""
     at = setting(poisson(steady(1.2), 1.2, 120.0, 1, fixed))
     run = scaling.scaled(at, HpaOnKv(at.law()), {P: 1, D: 4})
     run.run(at.arrivals)

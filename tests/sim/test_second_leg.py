@@ -1,4 +1,4 @@
-"""A P that hangs, on virtual time: who else prefills, when, and what becomes of the leg that was sent first."""
+"""A prefill instance that hangs, on virtual time: when a second P prefills, and how the first leg ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sim.world import World
 
 STEP = StepCost(floor_ms=1.0, start_ms=1.0, token_ms=0.01, area_ms=0.0, decode_ms=1.0, context_ms=1e-4, request_ms=0.02)
 MAKE = Make(prefill=STEP, decode=STEP, capacity_tokens=2000 * 16, budget_tokens=2048)
-"""`support.simulated.COSTS`."""
+"""What a router knows of engines with the costs `support.simulated.COSTS`."""
 
 P, D = Role.PREFILL, Role.DECODE
 LIMIT_S = 8.0
@@ -30,11 +30,11 @@ LIMITS: dict[str, Any] = {"first_token_s": LIMIT_S, "stall_s": 4.0}
 
 
 def hang(name: str, *, duration_s: float = 1000.0) -> Fault:
-    """As good as still: a step takes 20 minutes, and its agent is well all the while."""
+    """A fault that makes an engine hang: a step takes 20 minutes, while its agent goes on as usual."""
     return Fault(at_s=0.0, kind="slow", instance=name, factor=1_000_000, duration_s=duration_s)
 
 
-def test_who_meets_a_hanging_p_is_served_by_another_within_the_deadline() -> None:
+def test_a_request_at_a_hanging_p_is_served_by_another_p_within_the_deadline() -> None:
     world, result = simulate(members(P, P, D, D), every(0.2, 40), faults=[hang("prefill-0")], **LIMITS)
     rows = result.columns
     assert (rows["outcome"] == 1).all(), result.details
@@ -48,7 +48,7 @@ def test_who_meets_a_hanging_p_is_served_by_another_within_the_deadline() -> Non
 
 @pytest.mark.parametrize("kind", ["slow", "kill"])
 def test_a_class_that_refuses_late_requests_does_not_refuse_those_whose_p_hangs_or_dies(kind: str) -> None:
-    """They were let in, and their target is long past when another P is asked."""
+    """They were admitted before, and their target is long past when a second P is asked."""
     world = World(
         members(P, P, D, D, config={"num_blocks": 2000}),
         SimSettings(**LIMITS),
@@ -73,7 +73,7 @@ def test_a_class_that_refuses_late_requests_does_not_refuse_those_whose_p_hangs_
 
 @pytest.mark.parametrize("late_s", [0.2, PATIENCE_S + 5.0], ids=["by itself", "aborted"])
 def test_what_the_silent_leg_holds_is_released_when_it_answers(late_s: float) -> None:
-    """It comes back after another has answered, long before the end of a lease."""
+    """The silent P recovers after another P has answered, long before the lease ends."""
     well_s = LIMIT_S / 2 + late_s
     world = World(members(P, P, D, D, config={"lease_s": 100.0}), SimSettings(**LIMITS), policy=HANDS_OVER)
     Faults(world, [hang("prefill-0", duration_s=well_s)], 0)
@@ -84,7 +84,7 @@ def test_what_the_silent_leg_holds_is_released_when_it_answers(late_s: float) ->
     result = world.run(every(0.5, 4))
     assert (result.columns["outcome"] == 1).all(), result.details
     assert (result.columns["attempts"] > 1).any()
-    assert usage[0] > 0, "it was at work all the while"
+    assert usage[0] > 0, "the silent P still has the prompt's blocks"
     assert usage[1] == 0
     assert all(view.inflight == 0 for view in world.view.all())
 
@@ -96,7 +96,7 @@ def test_a_slow_p_that_is_alone_is_waited_for() -> None:
 
 
 def test_a_fleet_that_is_slow_everywhere_serves_no_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody's queue is longer than a turn: a second leg would make all the others later."""
+    """Both prefill instances have long queues: many second legs would delay all other requests."""
     load = every(0.2, 300)
     faults = [Fault(at_s=0.0, kind="slow", instance=f"prefill-{n}", factor=600, duration_s=1000.0) for n in range(2)]
 
@@ -108,5 +108,5 @@ def test_a_fleet_that_is_slow_everywhere_serves_no_fewer(monkeypatch: pytest.Mon
     assert seconds <= SECOND_LEGS_SAVED + len(load) * SECOND_LEGS_SHARE
     monkeypatch.setattr(scheduler, "SECOND_LEGS_SAVED", 0.0)
     without, none = served()
-    assert none == 0 and 0 < without < len(load) / 4, "most had no chance"
+    assert none == 0 and 0 < without < len(load) / 4, "most requests cannot be served in time"
     assert right >= without

@@ -1,5 +1,7 @@
-"""Engines that are slow for a while, and targets that no engine can keep: what the router has learned then must not
-keep requests waiting afterwards. No costs are known: the router learns all of it.
+"""Engines that are slow for a while, and targets that no engine can keep.
+
+What the router learned in that time must not keep requests waiting afterwards. Unless a test gives costs, the router
+knows none and learns them.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ MAKE = Make(prefill=STEP, decode=STEP)
 
 @dataclass(frozen=True)
 class Run:
-    """Times of each request."""
+    """The arrival, the latencies and the outcome of each request."""
 
     at_s: Any
     ttft_ms: Any
@@ -60,7 +62,7 @@ def chats() -> list[Arrival]:
 
 
 def alike() -> list[Arrival]:
-    """Prompts of one length, two a second, until long after the engines are well."""
+    """Prompts of one length, two a second, until long after the engines have recovered."""
     return [
         Arrival(at_s=0.5 * number, input_tokens=400, output_tokens=40, slo_class="chat")
         for number in range(1, round(4 * END_S))
@@ -68,7 +70,7 @@ def alike() -> list[Arrival]:
 
 
 def run(promise: Promise, *, times: int = 1, arrivals: list[Arrival] | None = None, costs: Make | None = None) -> Run:
-    """Two engines that serve all; `times` slower for `SLOW_S`."""
+    """Run two engines of role `both`, which are `times` slower for `SLOW_S` seconds."""
     engines = SimpleCosts(step_ms=STEP_MS, prefill_ms_per_1k=150.0)
     settings = SimSettings(seeding=False, checks=False)
     world = World(
@@ -93,8 +95,8 @@ def run(promise: Promise, *, times: int = 1, arrivals: list[Arrival] | None = No
 
 
 @pytest.mark.parametrize("times", [4, 10])
-def test_what_was_learned_of_slow_engines_is_forgotten_when_they_are_well(times: int) -> None:
-    """Before, the router believed them slow for another forty seconds, and let in one answer at a time."""
+def test_what_was_learned_of_slow_engines_is_forgotten_when_they_recover(times: int) -> None:
+    """Guards against a router that takes them for slow for another forty seconds, and admits one answer at a time."""
     promise = Promise(ttft_ms=1500.0, tpot_ms=60.0)
     found = run(promise, times=times)
     assert found.attained(promise, SLOW_FROM_S + SLOW_S + SETTLES_S) >= 0.95
@@ -103,17 +105,19 @@ def test_what_was_learned_of_slow_engines_is_forgotten_when_they_are_well(times:
 @pytest.mark.parametrize("costs", [MAKE, None], ids=["told", "unknown"])
 @pytest.mark.parametrize("times", [2, 4, 10])
 def test_a_class_that_refuses_is_not_refused_for_ever_after_engines_were_slow(times: int, costs: Make | None) -> None:
-    """What is refused teaches nothing: before, no request was served any more, an hour later either."""
+    """Refused requests give no new measurements. The router must still not refuse every request from then on."""
     promise = Promise(ttft_ms=130.0, tpot_ms=200.0, sheds=True)
     found = run(promise, times=times, arrivals=alike(), costs=costs)
     slow = (found.at_s > SLOW_FROM_S) & (found.at_s < SLOW_FROM_S + SLOW_S)
     assert found.served[found.at_s < SLOW_FROM_S].all()
-    assert found.served[slow].mean() < 0.5, "most of those are refused"
+    assert found.served[slow].mean() < 0.5, "most requests of that time are refused"
     assert found.attained(promise, SLOW_FROM_S + SLOW_S + 2.5 * SETTLES_S) >= 0.99
 
 
 def test_a_target_that_no_engine_keeps_keeps_no_request_waiting() -> None:
-    """Half of what a step takes: before, each engine decoded one answer at a time, for the sake of a lost promise."""
+    """The TPOT target is half of a step's time. Engines must not decode one answer at a time for a promise that is lost
+    anyway.
+    """
     promise = Promise(ttft_ms=1500.0, tpot_ms=STEP_MS / 2)
     found = run(promise)
     assert np.mean(found.ttft_ms <= promise.ttft_ms) >= 0.99

@@ -1,4 +1,4 @@
-"""The paper's assumptions as wrappers: each says what its source says, and a run with all of them is a run."""
+"""The Splitwise paper's assumptions as wrappers: each follows its source, and a simulation can run with all of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def found() -> dict[tuple[str, str], gap.Lookup]:
     return gap.lookups(csv.DictReader(TABLE.splitlines()))
 
 
-def test_a_lookup_is_of_medians_and_straight_lines(found: dict[tuple[str, str], gap.Lookup]) -> None:
+def test_a_lookup_interpolates_linearly_between_medians(found: dict[tuple[str, str], gap.Lookup]) -> None:
     assert set(found) == {(gap.MODEL, "A"), (gap.MODEL, "H")}
     times = found[gap.MODEL, "A"]
     assert times.tokens == (128, 1024, 2048)
@@ -47,7 +47,7 @@ def test_steps_by_the_number_of_tokens(found: dict[tuple[str, str], gap.Lookup])
     costs = gap.ByTokens(found[gap.MODEL, "A"])
     assert costs.step_ns(StepWork(new_tokens=1024, area=1024**2)) == 290 * MS
     few, many = costs.step_ns(StepWork(batch=1, sum_context=10)), costs.step_ns(StepWork(batch=60, sum_context=90_000))
-    assert many < 1.01 * few, "neither batch nor context costs anything to speak of"
+    assert many < 1.01 * few, "neither batch nor context adds much time"
     both = StepWork(new_tokens=1004, area=1004**2, batch=20, sum_context=20_000)
     assert costs.step_ns(both) == 319 * MS
     full = StepWork(new_tokens=2040, area=2040**2, batch=20, sum_context=20_000)
@@ -65,7 +65,7 @@ def test_each_step_assumes_one_thing_more() -> None:
     assert [sum(each) for each in values] == list(range(len(gap._SAID) + 1))
 
 
-def test_their_load_has_the_lengths_but_not_the_pairs() -> None:
+def test_a_drawn_load_has_the_lengths_of_a_load_but_not_its_pairs() -> None:
     load = made_up("x", parse("uniform:10-1000"), parse("uniform:2-50"), 3, 200)
     made = gap.drawn(load, 500, 1)
     assert len(made.arrivals) == 500 and made.arrivals[-1].at_s == pytest.approx(500, rel=0.2)

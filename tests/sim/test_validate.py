@@ -1,7 +1,7 @@
-"""Measured runs of real engines, replayed: how far off the twin and the cost model are together.
+"""Replays measured runs of real engines, and bounds the error of the twin and the cost model together.
 
-Bounds lie a little above what docs/validation.md shows, so that a regression of either is seen. Shorter loads than
-there: a twentieth of their time, one seed.
+The bounds lie a little above the figures of docs/validation.md, so that a regression of either is seen. The steady
+loads are shorter than there: a twentieth of their time, one seed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_the_medians_over_the_steady_runs(steady_runs: dict[str, RunComparison])
     assert {each.runs for each in found.values()} == {9}
     assert found["TPOT mean"].median <= 0.08
     assert found["E2E mean"].median <= 0.08
-    assert found["TTFT mean"].median <= 0.3, "25.7 %; with the stamped runs the aim of 25 % is met"
+    assert found["TTFT mean"].median <= 0.3, "25.7 %; only together with the stamped runs, the aim of 25 % is met"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_dense_models_on_one_h100_and_on_several(
 
 
 def test_a_4090_out_of_memory(data: Path) -> None:
-    """Requests wait for KV blocks for minutes, many are preempted: the scheduler's rules decide, not only costs."""
+    """Requests wait minutes for KV blocks, and many are preempted: times follow from the scheduler's rules, too."""
     run = stamped(data / "vllm-0.19-rtx4090-llama-3.1-8b")
     for name in ("TTFT", "TPOT", "E2E", "queue"):
         for statistic in ("mean", "p50", "p90", "p99"):
@@ -102,7 +102,7 @@ def test_a_4090_out_of_memory(data: Path) -> None:
     assert min(row.kv_percent_predicted for row in full) > 85
 
 
-def test_a_pro_6000_with_all_places_taken(data: Path) -> None:
+def test_a_pro_6000_at_its_limit_of_running_requests(data: Path) -> None:
     run = stamped(data / "vllm-0.19-rtxpro6000-llama-3.1-8b")
     assert abs(error(run, "TPOT mean")) <= 0.06
     assert abs(error(run, "E2E mean")) <= 0.08

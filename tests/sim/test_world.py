@@ -1,4 +1,4 @@
-"""Whole fleets on virtual time: nothing is lost, the same seed gives the same bytes, faults cost time and no more."""
+"""Whole fleets on virtual time: no request is lost, the same seed gives the same bytes, faults only cost time."""
 
 import inspect
 
@@ -37,7 +37,7 @@ P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
 
 
 def mixed_load(seed: int, count: int = 120, rate: float = 60.0) -> list[Arrival]:
-    """Lengths of every sort, shared beginnings, an answer of one token now and then."""
+    """Random lengths, shared prefixes, and some answers of one token."""
     rng = np.random.default_rng(seed)
     times = poisson(rate, rng)
     return [
@@ -157,7 +157,7 @@ def test_lost_notices_hold_blocks_until_the_lease_ends() -> None:
 
 
 def test_a_corrupt_pull_is_seen_as_wrong_text() -> None:
-    """Engines that compare nothing are not protected from it: what counts is that the simulation tells."""
+    """Engines without digests cannot detect it; the simulation must."""
     fleet = members(P, D)
     spoilt = [Fault(at_s=0.0, kind="corrupt", instance=fleet[0].name, duration_s=0.5)]
     _, result = simulate(fleet, every(1.0, 2), faults=spoilt)
@@ -165,7 +165,7 @@ def test_a_corrupt_pull_is_seen_as_wrong_text() -> None:
     assert result.counts["wrong_text"] == 1
 
 
-def test_with_digests_a_corrupt_pull_is_computed_anew() -> None:
+def test_with_digests_a_corrupt_pull_is_recomputed() -> None:
     fleet = members(P, D)
     spoilt = [Fault(at_s=0.0, kind="corrupt", instance=fleet[0].name, duration_s=0.5)]
     world, result = simulate(fleet, every(1.0, 2), faults=spoilt, digests=True)
@@ -186,7 +186,7 @@ def test_a_partition_is_waited_out_by_those_that_can() -> None:
 
 @pytest.mark.parametrize("end", [0, 1])
 def test_a_pull_whose_end_is_cut_off_before_its_first_byte_reads_nothing(end: int) -> None:
-    """It was ordered while both could be reached; its handshake ends while one cannot be."""
+    """The pull was ordered while both instances could be reached; one cannot be reached when its handshake ends."""
     fleet, ordered_ns = members(P, D), []
     slow = {"handshake_ms": 100.0, "pull_timeout_s": 1.0}
     world = World(fleet, SimSettings(**slow), policy=HANDS_OVER)
@@ -209,11 +209,11 @@ def test_a_slow_instance_is_slow_and_recovers() -> None:
     _, calm = simulate(fleet, load)
     _, slow = simulate(fleet, load, faults=[Fault(at_s=0.02, kind="slow", instance=fleet[0].name, duration_s=0.05)])
     lost_ns = slow.columns[0]["end_ns"] - calm.columns[0]["end_ns"]
-    assert abs(lost_ns - 50_000_000 * 3 // 4) <= 4, "three quarters of the time are lost at a quarter of the speed"
+    assert abs(lost_ns - 50_000_000 * 3 // 4) <= 4, "at a quarter of the speed, three quarters of the time are lost"
 
 
-def test_a_full_fleet_is_waited_for_in_line() -> None:
-    """Credits of a prefill instance are 64: the others stand in line at the router, and all are served in order."""
+def test_requests_for_a_full_fleet_wait_and_are_served_in_order() -> None:
+    """The fleet has fewer credits than requests: the others wait in the router's flow-control queue, in order."""
     load = [Arrival(at_s=0.0, input_tokens=50, output_tokens=5)] * 150
     world, result = simulate(members(P, D), load)
     assert (result.columns["outcome"] == 1).all()
@@ -229,7 +229,7 @@ def test_a_request_that_cannot_be_served_is_refused_as_vllm_does() -> None:
     assert result.report(Targets(ttft_ms=1e6)).attainment == 0
 
 
-def test_a_deadline_ends_what_nobody_serves() -> None:
+def test_a_deadline_ends_a_request_that_no_instance_serves() -> None:
     fleet = members(P, D)
     away = [Fault(at_s=0.001, kind="partition", instance=fleet[0].name, duration_s=60.0)]
     _, result = simulate(fleet, every(1.0, 1), faults=away, first_token_s=2.0, connect_s=30.0, ttl_s=40.0)
@@ -263,7 +263,7 @@ def test_a_request_that_is_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.interpreted
 def test_a_stream_whose_engine_died_is_lost_only_when_the_router_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until then the stream waits for nothing that will come, and that breaks no law."""
+    """Until then the stream waits for bytes that never come; the simulator's checks must accept that."""
     monkeypatch.setattr(sim.checks, "_EVERYTHING_EVERY", 1)
     fleet = members(B, B)
     fault = Fault(at_s=2.0, kind="kill", instance=fleet[1].name)
@@ -273,7 +273,7 @@ def test_a_stream_whose_engine_died_is_lost_only_when_the_router_hears_of_it(mon
     assert (result.columns["outcome"] == 1).all()
 
 
-def test_blocks_that_nobody_owns_are_noticed() -> None:
+def test_blocks_without_an_owner_are_noticed() -> None:
     world = World(members(P, D))
     world.kernel.at(50_000_000, lambda _: world.instances[0].twin._life.scheduler.pool.take(3))
     with pytest.raises(LawBroken, match=r"prefill-0 still holds 1\.5% of its blocks"):

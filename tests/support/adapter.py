@@ -1,4 +1,4 @@
-"""A LoRA adapter for the model that ships, made on the fly: random weights change what it says, keys and values too."""
+"""Makes a LoRA adapter for the model that ships. Its random weights change the answers, and the keys and values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from safetensors.numpy import save_file
 from engine.tiny import model_path
 
 RANK, ALPHA, SCALE = 4, 16, 0.2
-"""So strong that a text is another one after a few words."""
+"""So strong that an answer differs from the plain model's after a few words."""
 
 
 def make_adapter(folder: Path, seed: int) -> Path:
-    """In PEFT's format; the folder."""
+    """Write an adapter in PEFT's format into a new folder. Returns the folder."""
     shape = json.loads((model_path() / "config.json").read_text())
     hidden, heads = shape["hidden_size"], shape["head_dim"]
     out = {"q_proj": heads * shape["num_attention_heads"], "k_proj": heads * shape["num_key_value_heads"]}

@@ -1,4 +1,4 @@
-"""Clients of a cluster whose roles may flip: when each one's first token came, and which instances flipped."""
+"""Clients of a cluster whose instances may flip roles: when each request's first token came, and what flipped."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import aiohttp
 from support.cluster import Cluster
 
 FLIPPED_S = 10.0
-"""So soon after a burst a flipped instance is to give a first token."""
+"""Seconds from the start of a burst within which a flipped instance has to give a first token."""
 
 
 class Clients:
-    """Streams of class `chat`, by name."""
+    """Streamed requests of class `chat`, by name."""
 
     def __init__(self, cluster: Cluster, session: aiohttp.ClientSession) -> None:
         self.cluster = cluster
         self._session = session
         self.first_s: dict[str, float] = {}
-        """When the first token came, by the monotonic clock."""
+        """When each request's first token came, in seconds of the monotonic clock."""
         self.texts: dict[str, str] = {}
         self.faults: list[str] = []
 
@@ -43,13 +43,13 @@ class Clients:
             self.faults.append(f"{name}: {answer.status}, ended early: {text[-200:]!r}")
 
     def prefilled_on(self, name: str) -> str | None:
-        """The instance that computed a prompt, where it was handed over from there."""
+        """The instance that computed a request's prompt; None if the request was not handed over."""
         with urllib.request.urlopen(f"{self.cluster.admin}/explain/{name}", timeout=30) as answer:
             turns: list[dict[str, Any]] = json.loads(answer.read())["turns"]
         return next((each["instance"] for each in turns if each["turn"] == "leg" and each["leg"] == "prefill"), None)
 
     def flips(self) -> list[tuple[str, str]]:
-        """Instances that the controller has flipped, each with its new role."""
+        """Every flip that the controller has decided: the instance and its new role."""
         told = json.loads(self.cluster.baton("scale", "--json").stdout)
         return [
             (action["instance"], action["role"])
@@ -59,8 +59,8 @@ class Clients:
         ]
 
     def check_burst(self, names: list[str], sent_s: float) -> list[str]:
-        """No request failed, and a flipped instance gave a first token in time. Returns the requests that flipped
-        instances prefilled.
+        """Check that no request failed, and that a flipped instance gave a first token within `FLIPPED_S`. Returns the
+        requests that flipped instances prefilled.
         """
         assert self.faults == []
         flipped = {instance for instance, role in self.flips() if role == "prefill"}

@@ -1,4 +1,4 @@
-"""A registry, engines announced in it, and a router that knows them from nowhere else."""
+"""A registry, engines announced in it, and a router that learns of the engines from this registry alone."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from router.api.config import RouterConfig
 
 
 class Breakable(MemoryRegistry):
-    """Goes away and comes back at a test's word."""
+    """A registry that a test can make unreachable (`deaf`) and reachable again."""
 
     deaf = False
     failed = 0
-    """Readings while it was away."""
+    """Reads that failed because the registry was unreachable."""
 
     async def read(self, *args: Any) -> tuple[Heartbeat, ...]:
         if self.deaf:
@@ -37,7 +37,7 @@ class Breakable(MemoryRegistry):
 
 @dataclass
 class Cast:
-    """A registry, the engines announced in it, and a router that knows them from nowhere else."""
+    """A registry, the engines announced in it, and a router that learns of the engines from this registry alone."""
 
     registry: Breakable
     stack: AsyncExitStack
@@ -55,7 +55,7 @@ class Cast:
         places: int = 8,
         **more: Any,
     ) -> None:
-        """Start an engine (or keep it) and say what its agent would say."""
+        """Start an engine, unless it runs already, and write its agent's heartbeat."""
         if name not in self.engines:
             engine = await self.stack.enter_async_context(FakeEngine(name))
             engine.peers = self.engines
@@ -74,7 +74,7 @@ class Cast:
         return self.fleet
 
     async def router_sees(self, **states: str) -> None:
-        """Wait until `/ready` tells these states."""
+        """Wait until `/ready` lists exactly these instances in these states; `_` in a name stands for `-`."""
         assert self.fleet is not None
         async with asyncio.timeout(5):
             while True:

@@ -1,6 +1,6 @@
-"""Mocks that are struck at a stage: listens in on the instances of one process, and waits for the moment to break one.
+"""Mock engines for the chaos suite: a fault strikes one of them when a request has reached the scenario's stage.
 
-The mocks run in the caller's loop; the router is the caller's, in this process or another.
+The mocks run in the caller's event loop. The caller starts the router, in this process or in another.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from engine.mock.instance import MockInstance as Mock
 from engine.twin.events import PullBlocks
 
 PACE: dict[str, Any] = {"step_ms": 3.0, "transfer_ms": 5.0, "first_token_ms": 2.0, "num_blocks": 2048}
-"""Slow enough that every stage lasts a few milliseconds, quick enough for dozens of runs a minute."""
+"""Slow enough that every stage lasts a few milliseconds, fast enough for dozens of runs a minute."""
 
 
 class ChaosFleet:
-    """Mocks, and the blow they get. `async with` opens and closes them."""
+    """The mocks of one scenario, and the fault that strikes them. `async with` opens and closes the mocks."""
 
     def __init__(self, scenario: Scenario, shape: Shape, limits: Limits, lease_s: float, seed: int) -> None:
         settings = [
@@ -42,18 +42,18 @@ class ChaosFleet:
         self.mocks = MockFleet(settings)
         self.proxies: dict[str, Proxy] = {}
         self.struck: list[str] = []
-        """Who was struck when, in words."""
+        """Names of the mocks that were struck, in order."""
         self._short_lease = lease_s <= limits.lease_s
         self._rng = Random(f"{scenario.name}/{seed}")
         self._patience = self._rng.randint(3, 9)
-        """Which request to reach the stage brings the blow."""
+        """How many more requests have to reach the stage: the last of them triggers the strike."""
         self._armed: Callable[[Mock], None] | None = None
 
     async def __aenter__(self) -> Self:
         await self.mocks.__aenter__()
         for mock in self.mocks.instances.values():
             _Listener(self, mock).listen()
-            if self._short_lease:  # a heartbeat extends a lease to 20 s, and no test waits that long
+            if self._short_lease:  # a heartbeat extends a lease to 20 s; no test waits for so long
                 mock.handoffs._keep_beating = lambda: None  # type: ignore[method-assign]
         if self.scenario.drive == "partition":
             for name, mock in self.mocks.instances.items():
@@ -66,14 +66,17 @@ class ChaosFleet:
         await self.mocks.__aexit__(None, None, None)
 
     def url(self, name: str) -> str:
-        """Where the router finds it."""
+        """The URL at which the router reaches the mock `name`: its proxy's, if it has one."""
         proxy = self.proxies.get(name)
         return self.mocks.instances[name].url if proxy is None else f"http://127.0.0.1:{proxy.port}"
 
-    # -- the blow --
+    # -- the strike --
 
     def arm(self, strike: Callable[[Mock], None] | None = None) -> None:
-        """Let what is to happen happen: faults of requests now, faults of instances at their stage."""
+        """Set faults of requests now; from now on, let the instance's fault strike at the scenario's stage.
+
+        `strike` replaces the scenario's own fault.
+        """
         scenario = self.scenario
         self._armed = strike or self._default
         mine = [mock for mock in self.mocks.instances.values() if mock.settings.role is scenario.role]
@@ -99,7 +102,7 @@ class ChaosFleet:
             strike(mock)
 
     def reached(self, stage: Stage, producer: Mock | None, consumer: Mock | None) -> None:
-        """A request has come so far, with these two; the blow falls when the moment's work is done."""
+        """A request of these two instances has reached `stage`. The strike, if due, follows on the loop's next turn."""
         if self._armed is None or stage is not self.scenario.stage or not self._whole_instance:
             return
         victim = producer if self.scenario.side is Side.P else consumer
@@ -114,43 +117,43 @@ class ChaosFleet:
         return "leg" not in self.scenario.fault and not self.scenario.everywhere
 
     def another(self, than: Mock) -> Mock:
-        """A decode instance, for a stage at which only P is known."""
+        """Any decode instance other than `than`, for a stage at which D is not chosen yet."""
         others = [mock for mock in self.mocks.instances.values() if mock is not than and mock.settings.role.decodes]
         return self._rng.choice(others)
 
     def of_engine(self, engine_id: str) -> Mock | None:
-        """Whose engine that is."""
+        """The mock that has this engine id."""
         return next((mock for mock in self.mocks.instances.values() if mock.handoffs.engine_id == engine_id), None)
 
     # -- what must hold --
 
     @property
     def strikes(self) -> int:
-        """How often anything went wrong on purpose."""
+        """How many strikes there were: instances struck, and requests struck by faults that are still active."""
         return len(self.struck) + sum(
             each.struck for mock in self.mocks.instances.values() for each in mock.faults.active
         )
 
     def holds(self) -> dict[str, int]:
-        """Holds that stand, by instance; none where there is none."""
+        """How many holds each running instance has; instances without holds are left out."""
         listed = {name: mock.handoffs.holds() for name, mock in self.mocks.instances.items() if mock.ready.is_set()}
         return {name: count for name, count in listed.items() if count}
 
     @property
     def free(self) -> bool:
-        """Nothing runs, nothing is held."""
+        """Whether no running mock has a request, a hold or a used KV block."""
         up = [mock for mock in self.mocks.instances.values() if mock.ready.is_set()]
         return not self.holds() and all(not mock.serving.open_requests and mock.load().kv_usage == 0 for mock in up)
 
     def heal(self) -> None:
-        """What was cut is whole again, what was dead lives."""
+        """Reconnect the proxies and end all faults of the mocks."""
         for proxy in self.proxies.values():
             proxy.heal()
         for mock in self.mocks.instances.values():
             mock.clear_faults()
 
     async def settled(self, within_s: float) -> bool:
-        """Whether all is free in time."""
+        """Whether the fleet becomes `free` within so many seconds."""
         try:
             await eventually(lambda: self.free, "nothing runs and nothing is held", within_s)
         except TimeoutError:
@@ -159,7 +162,7 @@ class ChaosFleet:
 
 
 class _Listener:
-    """Hears what one mock does, and tells the fleet."""
+    """Wraps methods of one mock to report to the fleet which stage each request has reached."""
 
     def __init__(self, fleet: ChaosFleet, mock: Mock) -> None:
         self._fleet, self._mock = fleet, mock

@@ -1,6 +1,6 @@
-"""Clients of the chaos suite: what they ask, what they hear, and whether that was right.
+"""Clients of the chaos suite: the requests they send, the answers they receive, and the verdict on each answer.
 
-Answers of mocks follow from the prompt alone, so that what is right is known without asking anybody.
+A mock's answer follows from the prompt alone, so the right answer is computed without an engine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Ask:
     body: dict[str, Any]
     right: str
     leave_after: int | None = None
-    """He leaves once he has read so many events; 0: after `leave_s`, whatever has come."""
+    """The client disconnects after so many events. 0: after `leave_s` seconds, in any case. None: it stays."""
     leave_s: float = 0.0
 
     @property
@@ -46,7 +46,10 @@ class Ask:
 
 
 def asks(seed: int, count: int, span_s: float, leave: float) -> list[Ask]:
-    """A load: both endpoints, streamed and not, short and long prompts, some of them with a common beginning."""
+    """A load of `count` requests spread over `span_s` seconds. A share `leave` of the clients disconnects early.
+
+    The load has both endpoints, streamed answers and whole ones, short and long prompts; some prompts share a prefix.
+    """
     rng = Random(f"load/{seed}")
     return [_ask(rng, f"c{seed}-{number}", span_s * number / count, leave) for number in range(count)]
 
@@ -70,7 +73,7 @@ def _ask(rng: Random, name: str, at_s: float, leave: float) -> Ask:
 
 
 def right(path: str, body: dict[str, Any]) -> str:
-    """What any engine answers."""
+    """The text that any healthy engine answers."""
     read = asked.read_asked(body, _LIMITS, chat=path == CHAT)
     (prompt,) = read.prompts
     assert read.max_tokens is not None
@@ -79,18 +82,18 @@ def right(path: str, body: dict[str, Any]) -> str:
 
 @dataclass(slots=True)
 class Heard:
-    """What one client got. Times are seconds since it asked."""
+    """What one client received. Times are seconds since its request was sent."""
 
     status: int | None = None
     raw: bytes = b""
     whole: bool = False
-    """HTTP itself says that this was all."""
+    """The HTTP body ended as HTTP demands."""
     broken: str = ""
-    """The connection broke, and the client knows."""
+    """Why the connection broke; empty: it did not break."""
     left: bool = False
     gave_up: bool = False
     moments_s: list[float] = field(default_factory=list)
-    """When something came: the status, every piece, the end."""
+    """When the status, each piece of the body and the end came."""
 
 
 class Kind(StrEnum):
@@ -105,7 +108,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One client's."""
+    """The verdict on one client's request."""
 
     ask: Ask
     kind: Kind
@@ -114,7 +117,7 @@ class Verdict:
 
 
 async def send(session: aiohttp.ClientSession, url: str, ask: Ask, patience_s: float) -> Heard:
-    """One request, to its end or the client's."""
+    """Send one request and read its answer, until the answer ends, the client disconnects or `patience_s` is over."""
     heard, began = Heard(), time.monotonic()
 
     def mark() -> None:
@@ -142,7 +145,7 @@ async def send(session: aiohttp.ClientSession, url: str, ask: Ask, patience_s: f
 
 
 async def load(url: str, listed: Sequence[Ask], patience_s: float) -> list[Heard]:
-    """All of them, each at its time. Those who leave at once do so when the router has their request."""
+    """Send all requests, each at its time. A client with `leave_after` 0 disconnects after its `leave_s` seconds."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def one(ask: Ask) -> Heard:
@@ -159,7 +162,7 @@ async def load(url: str, listed: Sequence[Ask], patience_s: float) -> list[Heard
 
 
 def judge(ask: Ask, heard: Heard, limits: Limits) -> Verdict:
-    """Right, a true error, or one of the things that must not be."""
+    """The verdict on one answer: right, left, a true error, or one that must not occur (wrong text, hung)."""
     longest, allowed = _over(ask, heard, limits)
 
     def say(kind: Kind, why: str = "") -> Verdict:
@@ -186,7 +189,7 @@ def judge(ask: Ask, heard: Heard, limits: Limits) -> Verdict:
 
 
 def _over(ask: Ask, heard: Heard, limits: Limits) -> tuple[float, float]:
-    """The silence that is furthest over its limit (or least below it), and that limit, in seconds."""
+    """The longest silence relative to its limit, and that limit, both in seconds."""
     first = limits.first_token_s if ask.stream else limits.whole_s
     moments = [0.0, *heard.moments_s]
     gaps = [later - earlier for earlier, later in pairwise(moments)]
@@ -242,6 +245,6 @@ def _take(told: _Told, fields: dict[str, Any]) -> None:
 
 
 def wordy(verdicts: Sequence[Verdict], kinds: Sequence[Kind]) -> str:
-    """Those of these kinds, for the report of a failure."""
+    """The verdicts of these kinds as lines of text, for the message of a failed test."""
     bad = [each for each in verdicts if each.kind in kinds]
     return "\n".join(f"{each.ask.id} {each.ask.path} stream={each.ask.stream}: {each.kind}: {each.why}" for each in bad)

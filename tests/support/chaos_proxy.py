@@ -1,5 +1,7 @@
-"""A wire that can be cut: bytes between a router and one engine pass until they do not. Connections stay open, nobody
-is told, new ones are accepted and silent, as with a network that drops packets."""
+"""A TCP proxy between a router and one engine that can be cut, as by a network that drops packets.
+
+While it is cut, no byte passes. Open connections stay open without an error; new ones are accepted and stay silent.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Self
 
 
 class Proxy:
-    """One engine's."""
+    """The proxy in front of one engine."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -19,7 +21,7 @@ class Proxy:
 
     @classmethod
     async def open(cls, port: int) -> Self:
-        """In front of a port of this machine."""
+        """Start a proxy in front of a port of this machine."""
         made = cls(port)
         made._server = await asyncio.start_server(made._accept, "127.0.0.1", 0)
         return made
@@ -59,7 +61,7 @@ class Proxy:
         except (OSError, asyncio.CancelledError):
             pass  # the far end is gone, or the test is over
         except BaseExceptionGroup:
-            pass  # what ended one of the two pumps: how every connection ends here
+            pass  # one of the two pumps ended with an error: every connection ends so
         finally:
             for each in (writer, far):
                 if each is not None:
@@ -71,4 +73,4 @@ class Proxy:
             sink.write(data)
             await sink.drain()
         await self._whole.wait()
-        raise ConnectionResetError  # one end closed: so does the other
+        raise ConnectionResetError  # one end has closed: end the other pump, too

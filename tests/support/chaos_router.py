@@ -1,4 +1,7 @@
-"""Our router in front of a chaos fleet: in this loop, by URLs or by a registry, or as a process that can be killed."""
+"""Baton's router in front of a chaos fleet: in this event loop, or as a process that a test can kill.
+
+In this loop it gets its engines by URL or from a registry.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +31,18 @@ from router.api.config import RouterConfig
 
 BEAT_S = 0.1
 CREDITS = 6
-"""Of each instance: fewer than clients, so that some wait in line."""
+"""Credits of each instance: fewer than there are clients, so that some requests wait in the flow-control queue."""
 
 _LIMITS = ("first_token_s", "stall_s", "whole_s")
 
 
 @asynccontextmanager
 async def in_process(fleet: ChaosFleet, seed: int) -> AsyncIterator[str]:
-    """By the seed: engines by URL that pin (the client has P's token before the hand-over), by URL that do not, or
-    announced in a registry, with credits. Early legs are taken by half of those by URL, and by all that are announced.
-    At the end no place is taken and no task is left.
+    """A router in this event loop. Yields its endpoint; at the end, checks that no place is taken and no task is left.
+
+    The seed decides the kind of fleet: engines by URL that pin the first token (the router sends P's token to the
+    client before the hand-over), engines by URL that do not pin, or engines announced in a registry with credits. Early
+    decode legs: with every second seed where engines are given by URL, always where they are announced.
     """
     if seed % 3 == 2:
         registry = MemoryRegistry(clock=time.monotonic)
@@ -60,7 +65,9 @@ async def in_process(fleet: ChaosFleet, seed: int) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def announced(fleet: ChaosFleet, agents: Registry, own: Registry, seed: int) -> AsyncIterator[str]:
-    """The router knows the fleet from a registry alone, through `own`; what agents would say goes through `agents`."""
+    """A router that knows its fleet from a registry alone, which it reads through `own`. Heartbeats of the instances
+    are written through `agents`.
+    """
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as beating:
         for mock in fleet.mocks.instances.values():
@@ -73,7 +80,7 @@ async def announced(fleet: ChaosFleet, agents: Registry, own: Registry, seed: in
 
 
 async def _beat(fleet: ChaosFleet, mock: Mock, registry: Registry, stop: asyncio.Event) -> None:
-    """As an agent: about its engine's life, not about who can reach it."""
+    """Write heartbeats as an agent does: they tell whether the engine runs, not whether a router can reach it."""
     name, seq = mock.settings.name, 0
     while not stop.is_set():
         seq += 1
@@ -90,7 +97,7 @@ async def _beat(fleet: ChaosFleet, mock: Mock, registry: Registry, stop: asyncio
             pins=True,
             early=True,
         )
-        with contextlib.suppress(RegistryDown):  # an agent goes on, and so do its heartbeats
+        with contextlib.suppress(RegistryDown):  # an agent outlives this, and goes on with its heartbeats
             await registry.beat(beat)
         try:
             async with asyncio.timeout(BEAT_S):
@@ -125,7 +132,7 @@ async def _all_up(client: aiohttp.ClientSession, endpoint: str, count: int) -> N
 
 
 async def _proven(client: aiohttp.ClientSession, endpoint: str) -> None:
-    """It hands over: each pair of the fleet has passed its proof."""
+    """Wait until at least one pair of the fleet has passed its proof: from then on the router hands over."""
     async with asyncio.timeout(10):
         while True:
             async with client.get(f"{endpoint}/metrics") as answer:
@@ -136,7 +143,7 @@ async def _proven(client: aiohttp.ClientSession, endpoint: str) -> None:
 
 
 async def _no_place_taken(client: aiohttp.ClientSession, endpoint: str, seed: int) -> None:
-    """Every journey is over: places given back, nothing in the background."""
+    """Fail unless all places are given back and all background tasks of this seed's requests end in time."""
     taken: object = None
     try:
         async with asyncio.timeout(LIMITS.released_s + LIMITS.lease_s + LIMITS.grace_s):
@@ -153,7 +160,7 @@ def _left(listed: list[dict[str, object]], seed: int) -> list[object]:
 
 @asynccontextmanager
 async def as_process(fleet: ChaosFleet, killed: list[subprocess.Popen[bytes]]) -> AsyncIterator[str]:
-    """`baton router` with these engines. The process is put into `killed`, for the strike."""
+    """A process `baton router` with these engines. The process is added to `killed`, so that a strike can kill it."""
     words = [*ROUTER]
     for name, mock in fleet.mocks.instances.items():
         words += [f"--{mock.settings.role.value}-url", f"{name}={fleet.url(name)}"]

@@ -1,4 +1,4 @@
-"""One scenario from the first request to the last hold: with any router in front of the same mocks."""
+"""Runs one chaos scenario, from the first request to the end of the last hold, with any router and the same mocks."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from engine.mock.instance import MockInstance as Mock
 SHAPE = Shape()
 CLIENTS = 28
 SPAN_S = 0.25
-"""All of them come within this."""
+"""All clients send their requests within this many seconds."""
 
 Router = Callable[[ChaosFleet, int], AbstractAsyncContextManager[str]]
-"""Fleet and seed → a router that has seen every instance: its endpoint."""
+"""Takes a fleet and a seed; yields the endpoint of a router that has seen every instance."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one run."""
+    """The result of one run."""
 
     scenario: Scenario
     seed: int
     verdicts: list[Verdict]
     strikes: int
     leaked: dict[str, int]
-    """Holds that stand two seconds after the last client's end."""
+    """Holds that are left `Limits.released_s` (two seconds) after the last client's end, by instance."""
     free: bool
-    """Nothing runs and nothing is held, by then or by the end of the leases."""
+    """Whether nothing ran and nothing was held by then; where the scenario allows it, by the end of the leases."""
     starved_s: float
-    """Time of a second in which this process should have had a turn, got none, and did no work of its own either, at
-    its worst: mocks, clients and router are in it, and keep no limit then."""
+    """The worst second of the run: how many seconds of it the machine let this process wait for a CPU. Mocks, clients
+    and router run in this process, so a starved process cannot keep its limits."""
 
     @property
     def kinds(self) -> Counter[Kind]:
@@ -56,10 +56,10 @@ class Run:
     shape: Shape = SHAPE
     limits: Limits = LIMITS
     lease_s: float | None = None
-    """None: short where holds may stay until its end, else vLLM's."""
+    """Lease of holds in seconds. None: short where a scenario lets holds stay until their lease ends, else vLLM's."""
     clients: int = CLIENTS
     strike: Callable[[Mock], None] | None = None
-    """Instead of the scenario's own fault."""
+    """Replaces the scenario's own fault."""
 
     async def outcome(self) -> Outcome:
         scenario, limits = self.scenario, self.limits
@@ -79,7 +79,7 @@ class Run:
             return Outcome(scenario, self.seed, verdicts, strikes, leaked, free, turns.starved_s)
 
     async def _after(self, fleet: ChaosFleet) -> tuple[dict[str, int], bool]:
-        """Holds that nobody released, and whether they have come to their end at last."""
+        """Holds that were not released in time, and whether the fleet is free in the end."""
         limits = self.limits
         free = await fleet.settled(limits.released_s)
         leaked = fleet.holds()
@@ -89,14 +89,14 @@ class Run:
 
 
 class _Turns:
-    """Measures how late this process gets its turns, beyond what it computes itself."""
+    """Measures how late the event loop's timers are, beyond the CPU time that this process uses itself."""
 
     EVERY_S = 0.02
 
     def __init__(self) -> None:
         self.starved_s = 0.0
         self._turns: deque[tuple[float, float, float]] = deque()
-        """When, how late in all, CPU in all: of the last second."""
+        """The turns of the last second. Of each: its time, the total lateness so far, the total CPU time so far."""
         self._late_s = 0.0
         self._next: asyncio.TimerHandle | None = None
 

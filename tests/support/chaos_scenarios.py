@@ -1,7 +1,8 @@
-"""What goes wrong in the chaos suite, as values: which fault, where, at which stage of the hand-over, what must hold.
+"""The scenarios of the chaos suite, as values: the fault, its place, the stage of the hand-over, and what must hold.
 
-Fields of a strike are those of `POST /mock/faults` (docs/mock.md). `sim` says the same in the words of `sim.faults`, or
-why it cannot be said there. Pure: the live suite, the simulator and `bench/chaos.py` read the same rows.
+The fields of `fault` are those of `POST /mock/faults` (docs/mock.md). `sim` describes the same fault for `sim.faults`;
+`not_in_sim` is the reason if the simulator has no such fault. Pure: `tests/chaos`, the simulator's tests and
+`bench/chaos.py` read the same rows.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ class Stage(StrEnum):
 
 
 class Side(StrEnum):
-    """Who is struck: one end of the hand-over that has come so far."""
+    """Which end of the hand-over is struck."""
 
     P = "prefill"
     D = "decode"
 
 
 class Hurts(StrEnum):
-    """What clients may notice."""
+    """What clients may notice of the fault."""
 
     NOBODY = "every client is served right"
     SOME = "served right, or told a true error in time"
@@ -42,7 +43,7 @@ class Hurts(StrEnum):
 
 
 STRUCK_TOKENS = 4
-"""Mid-stream: so many tokens have been made."""
+"""The stage "mid-stream" is reached when D has generated so many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,37 +52,38 @@ class Scenario:
 
     name: str
     fault: Mapping[str, Any]
-    """What is posted to the mock's faults. Empty: the fault is none of an engine's (`drive`)."""
+    """The body of `POST /mock/faults`. Empty: no engine fails; something else does (`drive`, `leave`)."""
     side: Side = Side.D
     stage: Stage = Stage.BEFORE
-    """When it begins. Faults of requests (`leg`, `after_tokens`) are set before the load and say it themselves."""
+    """When the fault begins. Faults of requests are set before the load; their `leg` and `after_tokens` decide."""
     everywhere: bool = False
-    """On every instance of that side, else on one."""
+    """Whether the fault strikes every instance of that side, or one."""
     hurts: Hurts = Hurts.NOBODY
     leave: float = 0.0
-    """Share of clients that leave before their answer is whole."""
+    """Share of clients that disconnect before their answer is complete."""
     lease: str = ""
-    """Why holds may stay until their lease ends. Empty: they are gone within two seconds."""
+    """Why holds may stay until their lease ends. Empty: all holds have to be gone within two seconds."""
     digests: bool = False
     """Whether the engines compare what they pull with what was held, as Baton's connector can."""
     dp: int = 1
     """Data parallel ranks of each instance."""
     drive: str = ""
-    """What else breaks: `partition`, `registry`, `router`."""
+    """What breaks instead of an engine: `partition`, `registry` or `router`."""
     sim: tuple[Mapping[str, Any], ...] = ()
-    """The same as faults of the simulator, without time and place."""
+    """The same fault for the simulator, without its time and its instance."""
     not_in_sim: str = ""
+    """Why the simulator cannot have this fault."""
 
     @property
     def role(self) -> Role:
-        """Of those struck."""
+        """The role of the instances that are struck."""
         return Role.PREFILL if self.side is Side.P else Role.DECODE
 
 
 DIES = {"fault": "die", "seconds": 0.3}
-_LOST_ANSWER = "P's answer is lost with its name for the hold: nobody can release it"
+_LOST_ANSWER = "P's answer is lost, and with it the hold's name: no router can release the hold"
 _DEAF_D = "D never tells P that it gave up"
-_NO_NOTICE = "P never hears of the pull"
+_NO_NOTICE = "P is never told of the pull"
 _ONE_REQUEST = "engines of the simulator fail as a whole, not request by request"
 
 
@@ -178,12 +180,12 @@ def _of_others() -> list[Scenario]:
         Scenario(name="Redis gone and back", fault={}, side=Side.P, stage=Stage.LEG_1, drive="registry",
                  not_in_sim="the simulated registry is never away"),
         Scenario(name="router killed", fault={}, stage=Stage.STREAM, drive="router", hurts=Hurts.SOME,
-                 lease="what D had not pulled nobody knows any more", not_in_sim="one router, which lives"),
+                 lease="no other process knows the holds that D had not pulled", not_in_sim="one router, which lives"),
     ]  # fmt: skip
 
 
 def _of_ranks() -> list[Scenario]:
-    """A rank dies, and with it the others of its engine, at the same port."""
+    """A data parallel rank dies, and with it the other ranks of its engine, which share its port."""
     stages = {Side.P: (Stage.LEG_1, Stage.BETWEEN), Side.D: (Stage.PULL, Stage.STREAM)}
     return [
         Scenario(
@@ -197,7 +199,7 @@ def _of_ranks() -> list[Scenario]:
 
 
 def _unseen() -> list[Scenario]:
-    """The same where nothing is compared: that wrong words come of it shows that wrong words would be seen."""
+    """The digest scenarios without digests. Wrong text is expected of them: it shows that the judge detects it."""
     return [
         replace(each, name=each.name.removesuffix(", digests") + ", no digests", digests=False, hurts=Hurts.UNSEEN)
         for each in _of_requests()
@@ -209,39 +211,39 @@ SCENARIOS: tuple[Scenario, ...] = (*_kills(), *_of_requests(), *_of_instances(),
 """Every row, in the order of the table in docs/benchmarks.md."""
 
 UNSEEN: tuple[Scenario, ...] = tuple(_unseen())
-"""What is no promise, and is in the table for what it shows."""
+"""Rows without a promise: they are in the table to show what digests prevent."""
 
 RANKED: tuple[Scenario, ...] = tuple(_of_ranks())
-"""Of engines with data parallel ranks: no other router chooses ranks, so they are not in the table."""
+"""Rows with data parallel ranks. They are not in the table, since no other router chooses ranks."""
 
 BY_NAME: dict[str, Scenario] = {each.name: each for each in SCENARIOS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What nobody may wait beyond, in seconds."""
+    """Time limits in seconds. A longer wait counts as hung (clients) or as leaked (holds)."""
 
     first_token_s: float = 2.5
     stall_s: float = 1.2
     whole_s: float = 3.0
-    """An answer in one piece."""
+    """For an answer that is not streamed."""
     grace_s: float = 1.0
-    """What a limit may be overrun by: timers are late on a busy machine."""
+    """How much a limit may be exceeded: timers are late on a busy machine."""
     released_s: float = 2.0
-    """From the last client's end until no hold is left that nobody has an excuse for."""
+    """From the last client's end until all holds are gone, but for those that `Scenario.lease` excuses."""
     lease_s: float = 1.0
-    """Of the mocks, where a scenario's holds may stay until its end."""
+    """The mocks' lease of holds, where the scenario allows holds to stay until their lease ends."""
 
 
 LIMITS = Limits()
 
 LONG_LEASE_S = 30.0
-"""vLLM's: a hold that waits for its end instead of being released is seen."""
+"""vLLM's lease of holds. It is so long that a hold which only its lease would end counts as leaked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A fleet."""
+    """How many instances of each role a fleet has."""
 
     prefill: int = 2
     decode: int = 2

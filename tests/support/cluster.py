@@ -1,4 +1,4 @@
-"""A real cluster for live tests: `baton up` as a user would start it, read through its JSON events."""
+"""A real cluster for live tests: a process `baton up`, as a user would start it, and its JSON events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cluster.instance import Load
 from engine.vllm.metrics import parse_load
 
 START_S = 240.0
-"""Two vLLM engines on two busy cores take up to two minutes."""
+"""Seconds until a cluster has to be ready. Two vLLM engines on two busy cores take up to two minutes."""
 
 
 TESTS = str(Path(__file__).resolve().parents[1])
@@ -37,7 +37,7 @@ def with_support() -> dict[str, str]:
 
 
 def shared_names() -> frozenset[str]:
-    """Of the shared memory and the semaphores that Python's processes have."""
+    """Names of the shared memory and the semaphores of all Python processes of this machine."""
     folder = Path("/dev/shm")
     return frozenset(each.name for each in folder.iterdir() if each.name.startswith(("psm_", "sem.mp-")))
 
@@ -56,14 +56,15 @@ class Cluster:
     urls: dict[str, str] = field(default_factory=dict)
     agents: dict[str, str] = field(default_factory=dict)
     shared: frozenset[str] = frozenset()
-    """Shared memory and semaphores that there were before."""
+    """Shared memory and semaphores that existed before the start."""
     temporary: Path = Path()
-    """Where its temporary files go: pytest's own folders have paths too long for sockets."""
+    """The folder of its temporary files. Paths of pytest's own folders are too long for Unix sockets."""
 
     @classmethod
     def start(cls, state: Path, *words: str, program: tuple[str, ...] = ("-m", "baton")) -> Cluster:
-        """Begin; `wait_ready` waits for it. `state` becomes XDG_STATE_HOME. It hands over whenever it can, unless a
-        flag or a cluster file is to decide (`support.hands_over`).
+        """Start `baton up`; `wait_ready` waits until it serves. `state` becomes XDG_STATE_HOME.
+
+        Its router hands over whenever it can, unless a `--policy` or a cluster file decides (`support.hands_over`).
         """
         if "--policy" not in words and not any(word.endswith((".yaml", ".yml")) for word in words):
             words = ("--policy", "least_load", *words)
@@ -84,7 +85,7 @@ class Cluster:
     @classmethod
     @contextmanager
     def of(cls, state: Path, file: str) -> Iterator[Cluster]:
-        """One that serves, of a cluster file with this text; it is stopped after that, however it ends."""
+        """A cluster of a cluster file with this text. It is ready when the context begins, and stopped at its end."""
         path = state / "baton.yaml"
         path.write_text(file)
         cluster = cls.start(state, str(path))
@@ -107,10 +108,10 @@ class Cluster:
             self.said += [line.decode(errors="replace") for line in lines]
 
     def wait_ready(self) -> None:
-        """Until everything serves.
+        """Wait until the whole cluster serves.
 
         Raises:
-            AssertionError: it ended, or took too long; with what it said.
+            AssertionError: `baton up` ended, or took too long; the message has its stderr.
         """
         deadline = time.monotonic() + START_S
         while True:
@@ -131,7 +132,7 @@ class Cluster:
             return str(answer.read().decode())
 
     def router_metric(self, name: str, default: float | None = None) -> float:
-        """A counter of the router's, by its whole name; `default` where it has none of that name yet."""
+        """A metric of the router, by its name with labels; `default`, if given, where the router has none such yet."""
         with urllib.request.urlopen(self.admin + "/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
         found = [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")]
@@ -140,11 +141,11 @@ class Cluster:
         return found[0]
 
     def pulled(self) -> int:
-        """Prompt tokens whose KV engines got from one another, by their own count."""
+        """Prompt tokens whose KV the engines have pulled from each other, by the engines' own metrics."""
         return sum(parse_load(self.metrics(instance)).external_kv_tokens for instance in self.urls)
 
     def baton(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Another `baton` command about this cluster."""
+        """Run another `baton` command for this cluster."""
         return subprocess.run(
             [sys.executable, "-m", "baton", *words],
             capture_output=True,
@@ -155,23 +156,24 @@ class Cluster:
         )
 
     def left_behind(self) -> list[str]:
-        """Temporary files that there still are, and shared memory and semaphores that came since it began; but for what
-        torch compiles, for the next start, and the file that its processes meet by.
+        """Temporary files that still exist, and shared memory and semaphores that are new since the start.
+
+        Left out: torch's cache of compiled code, and the file by which torch's processes find each other.
         """
         torchs = ("torchinductor", "vllm_dist_")
         files = [each.name for each in self.temporary.iterdir() if not each.name.startswith(torchs)]
         return sorted(files) + sorted(shared_names() - self.shared)
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """What `baton status` says of each instance."""
+        """What `baton status` reports, by instance."""
         told = self._status()
         assert told is not None, "no registry answers"
         return told
 
     def all_ready(self) -> bool:
-        """Whether every instance says it is ready.
+        """Whether every instance reports that it is ready.
 
-        Agents are asked first: a `baton status` takes a core for a second, which engines that start anew need more.
+        The agents are asked first: a `baton status` takes a core for a second, which starting engines need.
         """
         if len(self.agents) < len(self.urls):
             self.agents = {name: each["agent"] for name, each in (self._status() or {}).items()}
@@ -181,26 +183,26 @@ class Cluster:
         return [each["state"] for each in told.values()] == ["ready"] * len(self.urls)
 
     def _status(self) -> dict[str, dict[str, Any]] | None:
-        """None: the registry was killed and is not back yet."""
+        """What `baton status` reports, by instance. None: the registry was killed and is not back yet."""
         told = self.baton("status", "--json")
         if told.returncode == 2:
             return None
         return {each["instance"]: each for each in json.loads(told.stdout)["instances"]}
 
     def idle(self) -> bool:
-        """Whether no engine runs, queues or holds anything."""
+        """Whether no engine has a running request, a waiting request or a used KV block."""
         return all(load.running == load.waiting == 0 and load.kv_usage == 0 for load in self.loads().values())
 
     def proven(self, pairs: int = 1) -> bool:
-        """Whether the router has proven so many pairs. If there are no more, it asks nothing more by itself."""
+        """Whether the router has proven so many pairs. A router without pairs left to prove sends no more probes."""
         return self.router_metric('baton_pair_proofs_total{result="passed"}', 0.0) >= pairs
 
     def loads(self) -> dict[str, Load]:
-        """What every engine says of itself."""
+        """Each engine's load, from its own metrics."""
         return {instance: parse_load(self.metrics(instance)) for instance in self.urls}
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
-        """Signal it and wait for its end."""
+        """Send `baton up` a signal and wait for its end. Returns its exit status."""
         self.process.send_signal(number)
         return self.process.wait(90)
 
@@ -214,7 +216,7 @@ def _says_ready(agent: str) -> bool:
 
 
 def within(seconds: float, condition: Callable[[], bool], instead: Callable[[], object] = lambda: "") -> float:
-    """Wait until a condition holds; how long it took. `instead` tells what is the case when it does not.
+    """Wait until a condition holds. Returns how many seconds that took. `instead` is the text of the failure.
 
     Raises:
         AssertionError: it did not hold in time.
@@ -228,7 +230,7 @@ def within(seconds: float, condition: Callable[[], bool], instead: Callable[[], 
 
 
 def descendants(of: int) -> set[int]:
-    """Process ids of everything below a process, as /proc tells it now."""
+    """Process ids of all descendants of a process, from /proc."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -246,7 +248,7 @@ def descendants(of: int) -> set[int]:
 
 
 def alive(pids: set[int]) -> set[int]:
-    """Those that still run (a zombie does not)."""
+    """The processes among `pids` that still run; zombies do not count."""
     running = set()
     for pid in pids:
         try:

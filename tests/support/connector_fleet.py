@@ -1,4 +1,4 @@
-"""Two engines with our connector and without agents, what a router does with them, and what may be done to them."""
+"""Two engines with Baton's connector and without agents: a router's calls to them, and faults that a test asks for."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from kvtransfer.door import introduce_each_other
 
 PATH = "/v1/completions"
 BLOCK = 128
-"""Tokens in a block of a CPU engine."""
+"""Tokens per KV block of a CPU engine."""
 NAMES = "pd"
 TESTS = str(Path(__file__).resolve().parents[1])
-"""Engines find `support.faulty_connector` there."""
+"""The folder in which engines find `support.faulty_connector`."""
 
 
 @dataclass
 class FaultyFleet(RandomPrompts):
-    """The two. Either may be asked for either leg: `hand_over` says which way."""
+    """The two engines, `p` and `d`. Each takes both kinds of leg; `way` of `hand_over` chooses the direction."""
 
     engines: Engines
     folder: Path
@@ -55,7 +55,7 @@ class FaultyFleet(RandomPrompts):
         return self.engines.url(name)
 
     def leg(self, prompt: list[int], by: str = "p", name: TransferId | None = None) -> dict[str, Any]:
-        """A prefill leg: its transfer fields."""
+        """Send a prefill leg. Returns its transfer fields."""
         body = wire.prefill_body(self.body(prompt), transfer=name or self.name())
         status, answer = ask(self.url(by), PATH, body)
         assert status == 200, answer
@@ -64,7 +64,7 @@ class FaultyFleet(RandomPrompts):
         return dict(transfer.fields)
 
     def decode(self, prompt: list[int], fields: Mapping[str, Any], by: str = "d", tokens: int = 6) -> list[int]:
-        """A decode leg: its token ids."""
+        """Send a decode leg. Returns its token ids."""
         status, answer = ask(
             self.url(by), PATH, wire.decode_body(self.body(prompt, tokens), wire.TransferFields(dict(fields)))
         )
@@ -73,7 +73,7 @@ class FaultyFleet(RandomPrompts):
         return ids
 
     def hand_over(self, prompt: list[int], way: str = "pd", tokens: int = 6) -> list[int]:
-        """Both legs, and the release that a router sends in any case."""
+        """Send both legs, and the release that a router sends in any case. Returns the token ids."""
         name = self.name()
         try:
             return self.decode(prompt, self.leg(prompt, way[0], name), way[1], tokens)
@@ -81,7 +81,7 @@ class FaultyFleet(RandomPrompts):
             self.release(name, way[0])
 
     def alone(self, prompt: list[int], by: str = "p", tokens: int = 6) -> list[int]:
-        """One engine's own answer: by the salt, of nothing that was ever pulled."""
+        """One engine's own answer. The cache salt keeps it from using KV that was pulled."""
         status, answer = ask(self.url(by), PATH, {**self.body(prompt, tokens), "cache_salt": "alone"})
         assert status == 200, answer
         ids: list[int] = answer["choices"][0]["token_ids"]
@@ -90,7 +90,7 @@ class FaultyFleet(RandomPrompts):
     def release(self, name: TransferId, by: str = "p") -> None:
         assert knock(self.engines.door(by), {"ask": "release", "transfer_id": str(name)}) == {"ok": True}
 
-    # --- what there is to see ---
+    # --- what the engines report ---
 
     def state(self, name: str) -> dict[str, Any]:
         return knock(self.engines.door(name), {"ask": "state"})
@@ -106,16 +106,21 @@ class FaultyFleet(RandomPrompts):
         return all(self.state(name)[what] == 0 for name in alive for what in ("holds", "legs", "pulls"))
 
     def both_know_each_other(self) -> bool:
-        """An idle engine tells of its handshakes with its next step."""
+        """Whether each engine has shaken hands with the other. An idle engine reports a handshake at its next step,
+        so each gets a request first.
+        """
         for name in NAMES:
             self.alone(self.prompt(2), name, 1)
         peers = [self.state(name)["peers"] for name in NAMES]
         return all(len(each) == 1 and {peer["link"] for peer in each.values()} == {"met"} for each in peers)
 
-    # --- what is done to them ---
+    # --- faults ---
 
     def fault(self, name: str, **asked: Any) -> None:
-        """Wait until it has been done: a token asked of the engine makes it look."""
+        """Ask an engine for a fault (see `support.faulty_connector`), and wait until it has read this.
+
+        The engine looks at every step, so a request is sent to it.
+        """
         file = self.folder / name / "faults"
         written = file.with_suffix(".new")
         written.write_text(json.dumps(asked))
@@ -124,7 +129,7 @@ class FaultyFleet(RandomPrompts):
         within(5, lambda: not file.exists())
 
     def processes(self, name: str) -> list[int]:
-        """Process ids of the engine's core and of its worker, which holds the KV cache."""
+        """Process ids of the engine's core and its worker; the worker has the KV cache."""
         session, found = self.engines.running[name].process.pid, []
         for each in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -136,7 +141,7 @@ class FaultyFleet(RandomPrompts):
         return found
 
     def send(self, name: str, number: signal.Signals) -> None:
-        """To the whole engine but its HTTP server, which is only ever killed."""
+        """Send a signal to the engine's core and worker. SIGKILL goes to the HTTP server, too; other signals do not."""
         if number == signal.SIGKILL:
             end_session(self.engines.running[name].process.pid)
             self.engines.running[name].process.wait(30)
@@ -145,7 +150,7 @@ class FaultyFleet(RandomPrompts):
                 os.kill(each, number)
 
     def start_again(self, *names: str) -> None:
-        """New lives of engines that were killed, introduced as agents do it."""
+        """Start engines that were killed, and introduce them as agents do."""
         self.engines.start_again(*names)
         self.introduce()
 
@@ -159,7 +164,7 @@ ROLES = {"p": Role.PREFILL, "d": Role.DECODE}
 
 @dataclass
 class FaultyEngines(Engines):
-    """Two with `support.faulty_connector`, that can be started anew."""
+    """Two engines with `support.faulty_connector`, which can be started again."""
 
     def start_again(self, *names: str) -> None:
         for name in names:
@@ -172,7 +177,7 @@ class FaultyEngines(Engines):
 def faulty_fleet(
     folder: Path, *, digests: bool = False, flags: tuple[str, ...] = (), env: Mapping[str, str] | None = None
 ) -> Iterator[FaultyFleet]:
-    """Started, introduced, and ended. Both may take either leg."""
+    """Start two engines, introduce them to each other, and end them. Each takes both kinds of leg."""
     for name in NAMES:
         (folder / name).mkdir(mode=0o700)
 

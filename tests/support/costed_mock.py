@@ -1,4 +1,4 @@
-"""A mock engine of known costs in a process of its own: `python -m support.costed_mock` from `tests/` says its URL."""
+"""A mock engine of known costs in its own process: `python -m support.costed_mock`, run in `tests/`, prints its URL."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ COST = StepCost(
     context_ms=2.5e-4,
     request_ms=0.2,
 )
-"""Large beside what HTTP on a busy machine adds, and every term large enough to be seen."""
+"""Much larger than the delays of HTTP on a busy machine; every term is large enough to be measured."""
 
 FIRST_TOKEN_MS = 12.0
-"""The server's own work."""
+"""Milliseconds of the API server's own work, before the engine sees a request."""
 
 SETTINGS = MockSettings(
     name="engine",

@@ -1,8 +1,8 @@
 """Routers that share a fleet's credits, on virtual time: real views, schedulers and agents; engines are counters.
 
-What travels is encoded and decoded as in a registry, and heard as late as the intervals have it. Clients are a closed
-loop: each tenant keeps so many requests with a router. Which of a router's tenants is served next is for its admission
-to say; here the one with the least service by its weight at this router (`cluster.credits.local_shares`).
+Heartbeats are encoded and decoded as in a registry; they are written and read at the real intervals. Clients are a
+closed loop: each tenant keeps a fixed number of requests at a router. A real router's admission decides which tenant is
+served next. Here it is the tenant with the least service by its weight at this router (`cluster.credits.local_shares`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ ASK = Choose(frozenset(), hand_over=True)
 
 
 class World:
-    """A clock, a registry, and everybody."""
+    """A virtual clock, a registry, and all agents and routers."""
 
     def __init__(self, seed: int, shares: dict[str, float], *, equal: bool = False) -> None:
         self.now = 0.0
         self.equal = equal
-        """For comparison: agents grant nothing by name, each router uses an equal share and plain weights."""
+        """For comparison: agents grant nothing to single routers; each router uses an equal share and plain weights."""
         self.rng = random.Random(seed)
         self.shares = shares
         self.kept: dict[tuple[MemberKind, str], Heartbeat] = {}
@@ -71,7 +71,7 @@ class World:
 
 
 class Agent:
-    """One instance: its machine, and its engine's legs."""
+    """One instance: the agent's machine, and a counter of its engine's legs."""
 
     def __init__(self, world: World, name: str, role: Role, places: int) -> None:
         rules: Any = PrefillRules(legs_max=places) if role is Role.PREFILL else DecodeRules(streams_max=places)
@@ -121,7 +121,7 @@ class Agent:
 
 
 class Front:
-    """One router: its view and scheduler, and the clients that talk to it."""
+    """One router: its view, its scheduler and its clients."""
 
     def __init__(self, world: World, name: str, *, announces: bool = True) -> None:
         self.world, self.name, self.alive, self.announces = world, name, True, announces
@@ -131,8 +131,9 @@ class Front:
         self.instances, self.others, self.seq = Membership(), Membership(), 0
         self.line: dict[str, list[SchedulingContext]] = {}
         self.spent: dict[str, float] = {}
-        """By tenant: legs had, by its weight; who comes late begins with what the last one served had (`begun`)."""
+        """By tenant: legs served, divided by its weight. A tenant that comes later starts at `begun`."""
         self.begun = 0.0
+        """`spent` of the tenant served last, before its leg was counted."""
         self.weights: dict[str, float] = {}
         world.routers[name] = self
         world.after(world.rng.random() / 2, self.read)
@@ -170,7 +171,7 @@ class Front:
         )  # fmt: skip
 
     def client(self, tenant: str, times: int = 1) -> None:
-        """So many more requests of this tenant at once, each followed by another when it ends."""
+        """Add so many requests of this tenant at once. When a request ends, the next one follows."""
         for _ in range(times):
             if not self.line.get(tenant):
                 self.spent[tenant] = max(self.spent.get(tenant, 0.0), self.begun)
@@ -182,7 +183,7 @@ class Front:
             self.world.after(0.0, lambda context=each: self.ask(context))
 
     def ask(self, called: object = None) -> None:
-        """Whose turn it is asks; whoever was called passes that on when it is not he."""
+        """Ask the scheduler for the request whose turn it is. If another request was woken, pass its wake-up on."""
         waiting = [tenant for tenant, contexts in self.line.items() if contexts]
         if not waiting or not self.alive:
             return
@@ -190,7 +191,7 @@ class Front:
         context = self.line[tenant][0]
         chosen, calls = self.scheduler.choose(context, ASK, 0.0)
         if chosen.decode is None:
-            for late in self.line.values():  # all stand in line, so that all are counted
+            for late in self.line.values():  # all enter the flow-control queue, so that all are counted
                 for each in late:
                     self.scheduler.line.enter(each, each.wanted)
             self.called(calls + (self.scheduler.found_none(called) if isinstance(called, SchedulingContext) else ()))
@@ -220,7 +221,7 @@ class Front:
             self.client(context.wanted.tenant)
 
     def kill(self) -> dict[str, int]:
-        """Its process is gone; what it sent runs to its end. How many requests of each tenant it had."""
+        """End the router's process; legs that it has sent run on. Returns how many requests each tenant had."""
         self.alive = False
         had = Counter({tenant: len(contexts) for tenant, contexts in self.line.items()})
         for (_, tenant), legs in self.scheduler.legs.placed.items():
@@ -229,5 +230,5 @@ class Front:
 
 
 def jain(values: list[float]) -> float:
-    """1: all the same; 1/n: one has all."""
+    """Jain's fairness index. 1: all values are equal; 1/n: one of n values has everything."""
     return sum(values) ** 2 / (len(values) * sum(value * value for value in values))

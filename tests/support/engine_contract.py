@@ -1,7 +1,7 @@
-"""What the router, the agent and the doctor use of an engine, as checks on a running pair: vLLM's own or mocks.
+"""What the router, the agent and the doctor need of an engine, as checks on a running pair of vLLM engines or mocks.
 
-One body of checks, so that a mock cannot come to differ from the real thing unseen: tests/contract/test_engine.py runs
-it on mocks, tests/live/test_engine_contract.py on vLLM. Each check leaves the engines idle.
+Mocks and vLLM get the same checks, so that a difference between them is seen: tests/contract/test_engine.py runs the
+checks on mocks, tests/live/test_engine_contract.py on vLLM. Each check leaves the engines idle.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CHECKS: list[Check] = []
 
 
 def check(one: Check) -> Check:
-    """Part of the contract."""
+    """Make a function part of the contract."""
     CHECKS.append(one)
     return one
 
 
-# -- what is asked beside generation --
+# -- requests other than generation --
 
 
 @check
@@ -302,7 +302,7 @@ BAD: dict[str, tuple[bytes | dict[str, Any], str, int]] = {
 
 
 LATE = {"token id out of range"}
-"""What vLLM finds out only after a stream's status has been sent."""
+"""Faults of a request that vLLM detects only after it has sent a stream's status."""
 
 
 @check
@@ -316,7 +316,7 @@ def refuses_with_the_right_status(pair: Pair) -> None:
             else:
                 got, answer = ask(pair.decode, path, body, content_type=kind)
                 if "transfer fields" in name and isinstance(pair.decode, GuardedUrl):
-                    status = 403  # noqa: PLW2901 - its guard speaks before it
+                    status = 403  # noqa: PLW2901 - the engine's guard answers before the engine does
                 assert got == status, (name, answer)
             assert set(answer["error"]) == {"message", "type", "param", "code"}, name
             assert answer["error"]["message"], name
@@ -339,9 +339,9 @@ def holds_the_blocks_of_a_prefill_leg(pair: Pair) -> None:
         assert (fields["do_remote_prefill"], fields["do_remote_decode"]) == (True, False)
         assert fields["transfer_mode"] == "pull"
         assert isinstance(fields["remote_block_ids"][0], list)
-        own = fields["remote_port"] == urlsplit(pair.prefill).port  # a mock's peers ask where clients do
+        own = fields["remote_port"] == urlsplit(pair.prefill).port  # a mock has one port for peers and clients
         opens = not own and _listens(fields["remote_host"], fields["remote_port"])
-        assert opens is (FIELD not in fields), "Baton's opens no port"
+        assert opens is (FIELD not in fields), "Baton's connector opens no port"
         within(IDLE_S, lambda: load(pair.prefill).kv_usage > 0 and load(pair.prefill).running == 0)
         status, answer = ask(pair.decode, path, wire.decode_body(body, transfer))
         assert status == 200
@@ -383,7 +383,7 @@ def _streamed_ids(pair: Pair, path: str, body: dict[str, Any]) -> list[int]:
 
 @check
 def reports_the_producers_cache_hits(pair: Pair) -> None:
-    """What of the prompt was cached, as P saw it, is what D tells the client."""
+    """D reports to the client how many of the prompt's tokens were in P's prefix cache."""
     prompt = f"[{uuid.uuid4().hex}] " + STORY * 8  # several blocks, also of 128 tokens
     ask(pair.prefill, COMPLETIONS, pair.body(prompt=prompt))
     _, transfer = pair.leg(prompt=prompt)
@@ -396,14 +396,14 @@ def reports_the_producers_cache_hits(pair: Pair) -> None:
 
 @check
 def counts_pulled_tokens_as_cached_where_the_producer_says_nothing(pair: Pair) -> None:
-    """By this a router proves that a pair hands over (`router.fleet.pair_proofs`): what D did not compute, it had from
-    P.
+    """A router proves by this count that a pair hands over (`router.fleet.pair_proofs`): D pulled all tokens that it
+    did not compute.
     """
     prompt = f"[{uuid.uuid4().hex}] " + STORY * 8
     _, transfer = pair.leg(prompt=prompt)
     _, answer = ask(pair.decode, COMPLETIONS, wire.decode_body(pair.body(prompt=prompt), transfer.untold()))
     usage = answer["usage"]
-    # The last token is always computed: one of the prompt, or a block of it.
+    # D always computes the prompt's end: its last token, or its last block.
     assert transfer.tokens - 128 <= usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
     _, alone = ask(pair.decode, COMPLETIONS, pair.body(prompt=f"[{uuid.uuid4().hex}] " + prompt))
     assert alone["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
@@ -412,9 +412,10 @@ def counts_pulled_tokens_as_cached_where_the_producer_says_nothing(pair: Pair) -
 
 @check
 def tells_of_tokens_that_were_handed_over_and_that_it_computes(pair: Pair) -> None:
-    """Of a producer that lives no more. The client sees nothing of it; the engine's counts tell.
+    """The fields name a producer that does not exist. The client sees no error; the engine's counters show it.
 
-    (Baton's connector does not promise what it cannot pull, and counts it at its door: `test_connector.py`.)
+    Baton's connector does not promise tokens that it cannot pull. It counts them at the agent socket instead
+    (`test_connector.py`).
     """
     pair.hand_over()
     settles(pair)
@@ -429,13 +430,13 @@ def tells_of_tokens_that_were_handed_over_and_that_it_computes(pair: Pair) -> No
     assert after.external_kv_tokens == before.external_kv_tokens
     if not pair.introduced:
         assert after.recomputed_tokens - before.recomputed_tokens == transfer.tokens
-    ask(pair.decode, COMPLETIONS, wire.decode_body(body, transfer))  # its hold ends
+    ask(pair.decode, COMPLETIONS, wire.decode_body(body, transfer))  # this ends the hold
     settles(pair)
 
 
 @check
 def releases_what_a_rejected_leg_names(pair: Pair) -> None:
-    pair.hand_over()  # the pair has met: a first word would only begin a handshake
+    pair.hand_over()  # the first message between two engines would only begin a handshake
     _, transfer = pair.leg()
     status, _ = ask(pair.decode, COMPLETIONS, wire.release_body(transfer))
     assert status == 404
@@ -487,7 +488,7 @@ def an_aborted_prefill_leg_holds_nothing(pair: Pair) -> None:
     _, answer = leg.answer()
     if answer["choices"][0]["finish_reason"] == "abort":
         assert wire.read_transfer(answer) is None
-    else:  # it was done before it could be aborted
+    else:  # the leg ended before it could be aborted
         transfer = wire.read_transfer(answer)
         assert transfer is not None
         ask(pair.decode, COMPLETIONS, wire.release_body(transfer))
@@ -498,7 +499,7 @@ def an_aborted_prefill_leg_holds_nothing(pair: Pair) -> None:
 
 @check
 def recomputes_what_it_cannot_pull(pair: Pair) -> None:
-    """A producer that is not there: D computes the prompt itself, as the launcher sets it up."""
+    """The producer cannot be reached: D computes the prompt itself, as the launcher configures it."""
     pair.hand_over()
     body, transfer = pair.leg(return_token_ids=True)
     nobody = {**transfer.fields, "remote_port": 9, "remote_engine_id": str(uuid.uuid4())}

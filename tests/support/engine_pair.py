@@ -1,4 +1,4 @@
-"""A running pair of engines, vLLM's own or mocks, and how the checks of `engine_contract` ask them."""
+"""A running pair of engines, vLLM's or mocks, and the requests that the checks of `engine_contract` send to it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from engine.vllm.metrics import parse_load
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 STORY = "Once upon a time a small robot found a bright red lantern near the river. "
 IDLE_S = 5.0
-"""vLLM writes its metrics once a step, and an engine without work makes none: what is idle may read busy a while."""
+"""Seconds within which an idle engine's metrics show it as idle. vLLM updates its metrics once a step, and an engine
+without work makes no steps."""
 
 
 class RandomPrompts:
-    """Prompts of letters for the model that ships, and requests that answer with token ids."""
+    """Random prompts of letters for the model that ships, and request bodies that ask for token ids."""
 
     chance: random.Random
 
@@ -49,14 +50,14 @@ class Pair:
     decode: str
     model: str
     introduced: bool = False
-    """Whether D pulls only from engines that it was introduced to: Baton's connector."""
+    """Whether D pulls only from engines that it was introduced to, as Baton's connector does."""
 
     @property
     def both(self) -> tuple[str, str]:
         return self.prefill, self.decode
 
     def body(self, **more: Any) -> dict[str, Any]:
-        """A completion that nobody asked for before."""
+        """The body of a completion with a new prompt, which is in no prefix cache."""
         fresh = f"[{uuid.uuid4().hex}] {STORY}"
         return {"model": self.model, "prompt": fresh, "max_tokens": 6, "temperature": 0, "ignore_eos": True, **more}
 
@@ -65,7 +66,7 @@ class Pair:
         return {**body, "messages": [{"role": "user", "content": body.pop("prompt")}]}
 
     def leg(self, path: str = COMPLETIONS, **more: Any) -> tuple[dict[str, Any], wire.TransferFields]:
-        """A prompt that P holds: the client's body, and where its blocks are."""
+        """Send a prefill leg, so that P holds the prompt. Returns the client's body and P's transfer fields."""
         body = self.body(**more) if path == COMPLETIONS else self.chat(**more)
         status, answer = ask(self.prefill, path, wire.prefill_body(body))
         assert status == 200, answer
@@ -74,7 +75,7 @@ class Pair:
         return body, transfer
 
     def hand_over(self, path: str = COMPLETIONS, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Both legs: the client's body, and D's answer."""
+        """Send both legs. Returns the client's body and D's answer."""
         body, transfer = self.leg(path, **more)
         status, answer = ask(self.decode, path, wire.decode_body(body, transfer))
         assert status == 200, answer
@@ -113,7 +114,7 @@ def ask(url: str, path: str, body: Any, *, content_type: str = "application/json
 
 
 def stream(url: str, path: str, body: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """Content type and events of a stream, which ends with [DONE]."""
+    """The content type and the events of a stream; the stream has to end with [DONE]."""
     raw = json.dumps(ticketed(url, {**body, "stream": True})).encode()
     request = urllib.request.Request(url + path, raw, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=120) as answer:
@@ -124,7 +125,7 @@ def stream(url: str, path: str, body: dict[str, Any]) -> tuple[str, list[dict[st
 
 
 class Open:
-    """A request whose answer is under way, to be left."""
+    """A request that has been sent and whose client may disconnect (`leave`) before the answer's end."""
 
     def __init__(self, url: str, path: str, body: dict[str, Any], request_id: str = "") -> None:
         address = urlsplit(url)
@@ -134,17 +135,17 @@ class Open:
         self._connection.request("POST", path, json.dumps(ticketed(url, body)), headers)
 
     def first_line(self) -> bytes:
-        """Of a stream, which goes on."""
+        """The first line of a streamed answer; the stream goes on."""
         self._response = self._connection.getresponse()
         return self._response.readline()
 
     def answer(self) -> tuple[int, Any]:
-        """The whole of it."""
+        """The status and the body of an answer that is not streamed."""
         with contextlib.closing(self._connection), self._connection.getresponse() as response:
             return response.status, json.loads(response.read())
 
     def leave(self) -> None:
-        """Without a word: with a reset, as when a process dies."""
+        """Disconnect with a TCP reset, as when the client's process dies."""
         if self._connection.sock is not None:
             self._connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._connection.close()
@@ -153,5 +154,5 @@ class Open:
 
 
 def settles(pair: Pair, within_s: float = IDLE_S) -> None:
-    """Wait until nothing runs, waits or is held."""
+    """Wait until neither engine has a running request, a waiting request or a used KV block."""
     within(within_s, pair.idle)

@@ -1,5 +1,5 @@
-"""A stand-in for vLLM's server, as far as a router can see it: answers at once, remembers every request, misbehaves on
-demand. Real engines are in `tests/live`; this one is for what they cannot be made to do at a chosen moment."""
+"""A stand-in for vLLM's server, as far as a router can see it. It answers at once, keeps every request, and misbehaves
+when a test asks for it. `tests/live` has real engines; those cannot be made to fail at a chosen moment."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from cluster.wire import ADAPTER
 
 TOKENS = ["one ", "two ", "three "]
 FIRST_TOKEN = 11
-"""Its id of the first one."""
+"""The token id of the first of `TOKENS`."""
 Behaviour = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse | None]]
 
 
 @dataclass
 class FakeEngine:
-    """One engine. `behave`, when set, may answer a generation request instead of it."""
+    """One engine. If `behave` returns an answer to a generation request, that answer replaces the engine's."""
 
     name: str
     model: str = "fake"
     adapters: list[str] = field(default_factory=list)
-    """LoRA adapters of its model that it has loaded."""
+    """The LoRA adapters that the engine has loaded."""
     tells_adapter: str | None = None
-    """The digest that it puts into its holds, as Baton's connector does for a LoRA adapter."""
+    """The digest of the adapter that the engine adds to its transfer fields, as Baton's connector does."""
     paths: list[str] | None = None
-    """What it says that it has; None: it does not say (`--disable-fastapi-docs`)."""
+    """The paths that `/openapi.json` lists; None: the engine has no such page (`--disable-fastapi-docs`)."""
     bodies: list[tuple[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -39,11 +39,12 @@ class FakeEngine:
     peers: dict[str, FakeEngine] = field(default_factory=dict)
     behave: Behaviour | None = None
     behave_elsewhere: Callable[[FakeEngine, web.Request, bytes], Awaitable[web.Response]] | None = None
-    """Answers what is no generation request."""
+    """Answers requests to paths that the engine does not have itself."""
     finish_reason: str = "length"
     hold_leg: asyncio.Event | None = None
+    """If set, prefill legs wait for this event. A request to abort sets the event, too."""
     more_metrics: str = ""
-    """More lines of its `/metrics`."""
+    """More lines for the engine's `/metrics`."""
     url: str = ""
     _runner: web.AppRunner | None = None
 
@@ -108,7 +109,7 @@ class FakeEngine:
 
     @property
     def named(self) -> list[str]:
-        """What the router calls the requests it sent here, in order; probes have no name."""
+        """The ids (`x-request-id`) of the requests that the router sent here, in order; probes have none."""
         heads = [{name.lower(): value for name, value in each.items()} for each in self.headers]
         return [head["x-request-id"] for head in heads if "x-request-id" in head]
 

@@ -1,12 +1,12 @@
-"""Our connector with faults that a test asks for: bytes of blocks, ends of reads, notices. Runs inside vLLM's engines.
+"""Baton's connector with faults that a test asks for: in blocks, reads and notices. Runs inside vLLM's engines.
 
-A test writes what it wants into the file that `faults` in ``kv_connector_extra_config`` names, and knows that it is
-done when the file is gone. The engine looks at every step, so something has to run in it.
+A test writes a fault into the file that `faults` in ``kv_connector_extra_config`` names. The engine reads the file at
+its next step, so it needs a running request, and then removes the file.
 
-- ``{"flip": [block, byte]}``: a bit of that byte of the block, in its first tensor
-- ``{"exchange": [block, block]}``: the bytes of two blocks, in all tensors
-- ``{"chances": {"cut": 0.1, "drop": 0.1, "blind": 0.1}, "seed": 1}``: from now on a read fails when it has ended, a
-  notice of having read is lost, a slot cannot be read; each so often
+- ``{"flip": [block, byte]}``: flip a bit of that byte of the block, in its first tensor
+- ``{"exchange": [block, block]}``: exchange the bytes of two blocks, in all tensors
+- ``{"chances": {"cut": 0.1, "drop": 0.1, "blind": 0.1}, "seed": 1}``: from now on, with these probabilities, a finished
+  read is reported as failed (`cut`), the notice of a read is lost (`drop`), a slot cannot be read (`blind`)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.vllm.connector.worker import BatonWorker
 
 
 class FaultyAgent:
-    """NIXL's agent as pulls are followed with it. Only the thread that follows them calls it."""
+    """NIXL's agent with faults, for the thread that follows pulls. No other thread calls it."""
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent
@@ -47,7 +47,7 @@ class FaultyAgent:
 
 
 class FaultyWorker(BatonWorker):
-    """As its parent, until a test asks for more."""
+    """Behaves as its parent until a test asks for a fault."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
@@ -80,8 +80,8 @@ class FaultyWorker(BatonWorker):
 
 
 class BatonConnector(facade.BatonConnector):
-    """Named as the one it stands for."""
+    """Has the name of the connector that it replaces, as vLLM looks it up by name."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
-        facade.BatonWorker = FaultyWorker  # type: ignore[misc] - what the parent makes, and asks for its class
+        facade.BatonWorker = FaultyWorker  # type: ignore[misc] - the parent makes one of this class, and checks for it
         super().__init__(vllm_config, role, kv_cache_config)

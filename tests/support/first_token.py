@@ -1,4 +1,4 @@
-"""A first token of a router that has just started, asked for as a client would."""
+"""Asks a router that has just started for an answer, as a client does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 
 def tokens_of(router: dict[str, Any], model: str, *, count: int = 4, limit_s: float = 120.0) -> int:
-    """How many tokens it answers with, once it says that it is ready. `router`: the object of its `ready` line."""
+    """Wait until the router is ready; return how many tokens it answers. `router`: the object of its `ready` line."""
     until = time.monotonic() + limit_s
     while not _is_ready(router["admin"]):
         assert time.monotonic() < until, "it is not ready"

@@ -1,4 +1,4 @@
-"""A running router with its engines and a client, as tests hold it."""
+"""A running router with its fake engines and an HTTP client, for tests."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from support.fake_engine import FakeEngine
 
 @dataclass
 class Fleet:
-    """A running router, its engines and a client."""
+    """A running router, its fake engines and an HTTP client."""
 
     endpoint: str
     admin: str
     engines: dict[str, FakeEngine]
     client: aiohttp.ClientSession
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set: the router is to end, as by SIGTERM."""
+    """Set this event to end the router, as SIGTERM does."""
 
     async def post(self, path: str, **kwargs: Any) -> tuple[int, Any]:
         async with self.client.post(self.endpoint + path, **kwargs) as response:
@@ -40,7 +40,7 @@ class Fleet:
 
 
 async def eventually(condition: Callable[[], bool], what: str, within_s: float = 5.0) -> None:
-    """Wait for a condition that other tasks bring about."""
+    """Wait for a condition that other tasks make true. `what` describes it."""
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.005)

@@ -1,7 +1,8 @@
-"""`baton`, whose controller takes the engines of the tiny model for ones whose costs are known, so that it sizes them.
+"""`baton` with a controller that calculates with the costs of another model and GPU, so that it can size pools.
 
-`python -m support.flipping_up up FILE ...`. No sizes of the tiny model ship, and no costs of this machine's cores: what
-the controller decides from is Llama-3.1-8B on an L4, about as quick with a prompt as the tiny model on two cores.
+`python -m support.flipping_up up FILE ...`. The project ships neither sizes of the tiny model nor costs of CPU cores.
+So the controller calculates with Llama-3.1-8B on an L4, which is about as fast with a prompt as the tiny model is on
+two cores.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 
 from baton import compiled
 
-compiled.use()  # before anything that is compiled is imported, as `baton` itself does
+compiled.use()  # before any compiled module is imported, as `baton` itself does
 
 from baton import cli, scaling  # noqa: E402 - see above
 from costs.hardware import find_gpu  # noqa: E402

@@ -1,5 +1,6 @@
-"""What all tests under tests/fuzz share: seeded cases, a router that a test cannot take down with itself, and what may
-never happen to that router (a hang, memory without end, a bug in its log).
+"""What all tests under tests/fuzz share: seeded cases, a router in a thread of its own, and checks of that router.
+
+The router may never hang, grow without limit, or log a bug.
 
 A fuzz test looks like this:
 
@@ -7,11 +8,11 @@ A fuzz test looks like this:
         async with router_beside(instances) as router, watched(router) as watch:
             for case in fuzz.cases(fixed=100):
                 with case:  # an error names the seed, and how to run it again
-                    ... send what `case.chance` (a random.Random) makes, check what comes back
+                    ... make a request with `case.chance` (a random.Random), send it, check the answer
         assert watch.slowest_health_s < 2
 
-How long the router's loop is held is measured in CPU time of the router's own thread (`Turns`), callback by callback: a
-busy machine does not lengthen it. Memory is that of the whole process, by the kernel's own mark (`peak_bytes`).
+`Turns` measures how long each callback holds the router's loop, in CPU time of the router's own thread: a busy machine
+does not lengthen it. Memory is the peak of the whole process, as the kernel counts it (`peak_bytes`).
 
 In `make test` the fixed cases run, the same ones each time. With `--fuzz-s N` each test goes on with fresh seeds, all
 fuzz tests of the run together for N seconds. `--fuzz-seed SEED` runs one case again.
@@ -45,12 +46,12 @@ from router.api.app import serve
 from router.api.config import RouterConfig
 
 HEALTH_S = 10.0
-"""A router that does not answer /health within this hangs, also on a busy machine."""
+"""A router that does not answer /health within so many seconds hangs, also on a busy machine."""
 
 WATCH_EVERY_S = 0.05
 
 FRESH_FROM = 1 << 32
-"""Fresh seeds are at least this, so that they are never those of the fixed cases."""
+"""Fresh seeds are at least this, so that they differ from the seeds of the fixed cases."""
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -58,7 +59,7 @@ _PAGE_BYTES = resource.getpagesize()
 
 
 class Case:
-    """One case: a seed and the chance that comes from it. As a context manager it puts its seed on what fails."""
+    """One case: a seed, and a random generator made from it. As a context manager it adds its seed to an error."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -74,13 +75,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Fuzzing:
-    """How long one test fuzzes. `seed`: that one case alone."""
+    """How long one test fuzzes, in seconds. `seed`: run this one case alone."""
 
     seconds: float = 0.0
     seed: int | None = None
 
     def cases(self, fixed: int) -> Iterator[Case]:
-        """The fixed cases 0 to `fixed` - 1, then fresh ones until the test's time is over."""
+        """The fixed cases 0 to `fixed` - 1, then cases with fresh seeds until the test's time is over."""
         if self.seed is not None:
             yield Case(self.seed)
             return
@@ -92,7 +93,7 @@ class Fuzzing:
             yield Case(lot.randrange(FRESH_FROM, FRESH_FROM * 1000))
 
     def rounds(self, fixed: int, together: int) -> Iterator[list[Case]]:
-        """The same cases, so many at a time, for tests that send them side by side."""
+        """The same cases in lists of `together`, for tests that send several requests at once."""
         batch: list[Case] = []
         for case in self.cases(fixed):
             batch.append(case)
@@ -111,13 +112,13 @@ class Turns:
     """How long single callbacks of the router's loop took."""
 
     longest_s: float = 0.0
-    """Seconds of CPU time of the longest one since this was last set to 0."""
+    """Seconds of CPU time of the longest callback since this was last set to 0."""
     thread: int = 0
 
 
 @contextmanager
 def _timed(turns: Turns) -> Iterator[None]:
-    """Measure every callback of the thread that `turns` names. asyncio has no hook for it: a slow one is only logged in
+    """Measure every callback of the thread that `turns` names. asyncio has no hook for this: it only logs slow ones in
     debug mode, by the wall clock.
     """
     run = asyncio.Handle._run
@@ -141,24 +142,24 @@ def _timed(turns: Turns) -> Iterator[None]:
 
 @dataclass
 class Beside:
-    """A router in a thread and a loop of its own: a test goes on where the router hangs, and can say so."""
+    """A router in a thread and a loop of its own: if the router hangs, the test still runs and can report it."""
 
     endpoint: str
     admin: str
     bugs: list[str] = field(default_factory=list)
-    """What its log says of bugs: everything at level ERROR, with the traceback."""
+    """The router's bugs: every log record of level ERROR, with the traceback."""
     turns: Turns = field(default_factory=Turns)
 
 
 class _Bugs(logging.Handler):
-    """Keeps every error."""
+    """Keeps every log record of level ERROR."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.said: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line of a log, with its traceback."""
+        """Keep one record, with its traceback."""
         self.said.append(logging.Formatter("%(name)s: %(message)s").format(record))
 
 
@@ -176,7 +177,7 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         try:
             asyncio.run(self._serve())
-        except BaseException as fault:  # noqa: BLE001 - told to the test
+        except BaseException as fault:  # noqa: BLE001 - `router_beside` raises it in the test
             self.fault = fault
         finally:
             self.opened.set()
@@ -191,7 +192,7 @@ class _Thread(threading.Thread):
         self.opened.set()
 
     def stop(self) -> None:
-        """Tell it to end."""
+        """Tell the router to end."""
         if self.urls is not None and not self.loop.is_closed():
             with suppress(RuntimeError):  # it has just ended by itself
                 self.loop.call_soon_threadsafe(self.over.set)
@@ -201,8 +202,10 @@ class _Thread(threading.Thread):
 async def router_beside(
     instances: Sequence[Instance], *, registry: Callable[[], Registry] | None = None, **settings: Any
 ) -> AsyncIterator[Beside]:
-    """A router that has seen all of these instances up, and hands over unproven: stand-ins compute nothing that a proof
-    could compare. At the end its log must name no bug. `registry`: makes the one that it reads, in its own loop.
+    """A router that is ready with these instances. At the end, its log must have no bug.
+
+    It hands over between pairs without a proof: a proof compares answers, and stand-ins compute none. `registry` makes
+    the registry that the router reads, in the router's own loop.
     """
     settings = {"drain_s": 0.5, "proves": False, "has_registry": registry is not None, **hands_over(settings)}
     config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, **settings)
@@ -228,21 +231,21 @@ async def router_beside(
     assert not handler.said, "\n".join(handler.said[:3])
 
 
-# --- watching it -----------------------------------------------------------------------------------------------------
+# --- watching the router ---------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Watch:
-    """What was seen of a router while a test ran."""
+    """Measurements of a router while a test ran."""
 
     slowest_health_s: float = 0.0
     grown_bytes: int = 0
-    """By how much this process (the router's thread is in it) was larger at most than at the beginning."""
+    """By how many bytes this process, with the router's thread, exceeded its size at the beginning, at most."""
 
 
 @asynccontextmanager
 async def watched(router: Beside) -> AsyncIterator[Watch]:
-    """Asks for /health all the time; fails where it is not answered within `HEALTH_S`."""
+    """Ask for /health every `WATCH_EVERY_S`; fail if the router does not answer within `HEALTH_S`."""
     watch, over = Watch(), asyncio.Event()
     before = _resident_bytes()
 
@@ -271,16 +274,17 @@ async def watched(router: Beside) -> AsyncIterator[Watch]:
 HELD_S_MAX = 0.05
 """No request may hold the router's loop for longer than this, seconds of CPU time."""
 GROWTH_MAX = 3.0
-"""Nor take more memory than so many times its body's size."""
+"""No request may take more memory than so many times its body's size, and `SLACK_BYTES` beside that."""
 SLACK_BYTES = 24 << 20
-"""What a process of a test takes and gives back beside that."""
+"""Memory that a test's process takes and frees for other reasons, in bytes."""
 TRIES = 4
-"""What a request does it does every time; what the machine does (another core, the collector) it does once."""
+"""How often a request may be repeated until it keeps the limits. Its own cost comes with every try; disturbances by
+other cores or the garbage collector do not."""
 
 
 async def judged(router: Beside, send: Callable[[], Awaitable[None]], size: int) -> None:
-    """Send something that may neither hold the router's loop for long nor take much memory. `size`: of its body in
-    bytes.
+    """Send a request, and fail if it holds the router's loop too long or takes too much memory. `size`: bytes of its
+    body.
     """
     held_s, grown = math.inf, math.inf
     for _ in range(TRIES):
@@ -301,12 +305,12 @@ async def judged(router: Beside, send: Callable[[], Awaitable[None]], size: int)
 
 _WORK: Final = b"[" + b"1e5," * 250_000 + b"7]"
 _WORK_S: Final = 0.0012
-"""CPU time of reading that on an idle core of the AMD EPYC that the limits of `docs/security.md` were measured on."""
+"""Seconds of CPU time to read `_WORK` on an idle core of the AMD EPYC of the measurements in `docs/security.md`."""
 
 
 def how_much_slower() -> float:
-    """How many times longer this machine takes now for a fixed piece of work: cores that share a cache or a unit with
-    others lengthen CPU time, too. At least 1.
+    """How many times longer than `_WORK_S` this machine takes now for `_WORK`; at least 1. Cores that share a cache or
+    a unit with busy cores need more CPU time.
     """
     took = []
     for _ in range(5):
@@ -317,7 +321,7 @@ def how_much_slower() -> float:
 
 
 def peak_bytes(*, begin: bool = False) -> int:
-    """The most memory that this process has had since it was last told to begin."""
+    """The peak memory of this process, in bytes, since the last call with `begin`."""
     if begin:
         Path("/proc/self/clear_refs").write_text("5")
     found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
@@ -329,11 +333,11 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
 
 
-# --- a client that believes nothing ----------------------------------------------------------------------------------
+# --- a strict client -------------------------------------------------------------------------------------------------
 
 
 class NotHttp(AssertionError):
-    """What a router wrote is no well-formed answer."""
+    """The router's bytes are no well-formed HTTP answer."""
 
 
 @dataclass(frozen=True)
@@ -344,7 +348,7 @@ class Told:
     headers: dict[str, str]
     body: bytes
     whole: bool
-    """It came to its end; False: the connection was closed before."""
+    """Whether the answer is complete; False: the connection was closed before its end."""
 
 
 def get(path: str) -> bytes:
@@ -360,11 +364,11 @@ def post(path: str, body: bytes, **headers: str) -> bytes:
 
 
 async def told(url: str, request: bytes, *, within_s: float = HEALTH_S) -> Told:
-    """What the server at `url` answers to these bytes, all of it: one connection, one request.
+    """Send these bytes to the server at `url`, on a connection of their own, and read the whole answer.
 
     Raises:
-        TimeoutError: it does not come to an end.
-        NotHttp: it is not well-formed.
+        TimeoutError: the answer does not end in time.
+        NotHttp: the answer is not well-formed.
     """
     address = urlsplit(url)
     async with asyncio.timeout(within_s):
@@ -372,7 +376,7 @@ async def told(url: str, request: bytes, *, within_s: float = HEALTH_S) -> Told:
         try:
             writer.write(request)
             raw = bytearray()
-            with suppress(ConnectionError):  # cut off: what came before counts
+            with suppress(ConnectionError):  # the router cut the connection: the bytes before that count
                 while piece := await reader.read(1 << 16):
                     raw += piece
         finally:
@@ -381,7 +385,7 @@ async def told(url: str, request: bytes, *, within_s: float = HEALTH_S) -> Told:
 
 
 def read_answer(raw: bytes) -> Told:
-    """One answer and nothing behind it. Raises `NotHttp`."""
+    """The one answer in `raw`. Raises `NotHttp`, also if bytes follow the answer."""
     answer, rest = _first_answer(raw)
     if rest:
         raise NotHttp(f"{len(rest)} bytes behind the answer's end: {rest[:200]!r}")
@@ -389,8 +393,10 @@ def read_answer(raw: bytes) -> Told:
 
 
 def read_answers(raw: bytes) -> list[Told]:
-    """All answers on one connection, those to requests of HTTP/1.0 and to what is no request included; words that more
-    may come (status 100) are none. Raises `NotHttp`.
+    """All answers on one connection. HTTP/1.0 is allowed; interim answers (status 100) are left out.
+
+    Raises:
+        NotHttp: an answer is not well-formed.
     """
     found: list[Told] = []
     while raw:
@@ -403,7 +409,7 @@ def read_answers(raw: bytes) -> list[Told]:
 
 
 def _first_answer(raw: bytes, versions: tuple[bytes, ...] = (b"HTTP/1.1",)) -> tuple[Told, bytes]:
-    """And what comes after it."""
+    """The first answer in `raw`, and the bytes after it."""
     head, gap, rest = raw.partition(b"\r\n\r\n")
     if not gap:
         if raw.startswith(tuple(version + b" " for version in versions)) or not raw:
@@ -430,7 +436,7 @@ def _first_answer(raw: bytes, versions: tuple[bytes, ...] = (b"HTTP/1.1",)) -> t
 
 
 def _unchunked(rest: bytes) -> tuple[bytes, bool, bytes]:
-    """A body, whether it is whole, and what comes after it."""
+    """The body of a chunked answer, whether it is complete, and the bytes after it."""
     body = bytearray()
     while rest:
         size, line_end, rest = rest.partition(b"\r\n")
@@ -454,7 +460,7 @@ def _unchunked(rest: bytes) -> tuple[bytes, bool, bytes]:
 
 
 async def metric(router: Beside, name: str) -> float:
-    """A metric's value, by its name with labels as the page writes it."""
+    """A metric's value, by its name with labels as `/metrics` writes it."""
     answer = await told(router.admin, get("/metrics"))
     lines = answer.body.decode().splitlines()
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + " "))

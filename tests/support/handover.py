@@ -1,9 +1,11 @@
-"""Producers and consumers of pulls with the rules that engines run, real block contents, and a network at its worst.
+"""Producers and consumers of pulls with the rules that engines run, real block contents, and an unreliable network.
 
-Nothing here moves by itself: whoever drives it says when an engine steps, which read moves one block further, which
-notice arrives, is lost or comes twice, what time it is. Contents are stamps, so that a wrong byte is seen where it is
-used, whatever the rules believe; every block has one owner at a time, so that a double free fails at once; and a report
-of a request that the engine does not know fails, as it would end vLLM's.
+Nothing here moves by itself. The test decides when an engine steps, which read copies its next block, which notice
+arrives, is lost or comes twice, and what time it is.
+
+Blocks contain stamps, so that a wrong block is detected when it is used, independently of the rules under test. Every
+block has one owner at a time, so that a double free fails at once. A report of a request that the engine does not know
+fails; it would end vLLM's engine.
 """
 
 from __future__ import annotations
@@ -25,16 +27,16 @@ Stamp = tuple[object, ...]
 GARBAGE: Stamp = ("garbage",)
 TERMS = LeaseTerms(lease=30.0, extension=20.0, longest=300.0)
 PLACES = 8
-"""Slots that one consumer's rank can look at at a time."""
+"""How many slots one rank of a consumer can read at a time."""
 
 
 class Wrong(AssertionError):
-    """What must never happen has happened."""
+    """A rule was broken that must always hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a prefill leg's answer says of its hold."""
+    """The description of a hold in a prefill leg's answer."""
 
     producer: str
     life: int
@@ -48,7 +50,7 @@ class Offer:
 
 
 class Producer:
-    """One life of an engine that holds: its scheduler's half, its ranks, its memory."""
+    """One life of an engine that holds blocks: the connector's half in its scheduler, its ranks, its memory."""
 
     def __init__(self, world: World, name: str, life: int, blocks: int, ranks: int) -> None:
         self.world, self.name, self.life = world, name, life
@@ -58,11 +60,11 @@ class Producer:
         self.tables = [bytearray(4 * SLOT_BYTES) for _ in range(ranks)]
         self.ranks = [Leases(TERMS, self._writer(table)) for table in self.tables]
         self.orders: list[list[Orders]] = [[] for _ in range(ranks)]
-        """Decided, and not heard by the rank yet."""
+        """By rank: orders that the scheduler has given and the rank has not read yet."""
         self.said: list[set[str]] = [set() for _ in range(ranks)]
-        """Reports of each rank that the others have not joined yet."""
+        """By rank: requests that it has reported and other ranks have not."""
         self.told: dict[bytes, str] = {}
-        """Marks that some consumer may know, and whose they are."""
+        """Marks that a consumer may know, and the request of each."""
         self.running: dict[str, tuple[int, ...]] = {}
         self.kept: dict[str, tuple[int, ...]] = {}
 
@@ -74,7 +76,7 @@ class Producer:
         return write
 
     def open(self, request: str, count: int, name: str | None = None) -> bool:
-        """A prefill leg comes. False: there is no room for it."""
+        """Start a prefill leg of `count` blocks. False: too few blocks are free."""
         free = [block for block, owner in enumerate(self.owners) if owner is None][:count]
         if len(free) < count:
             return False
@@ -85,7 +87,7 @@ class Producer:
         return True
 
     def fill(self, request: str, *, aborted: bool = False) -> Offer | None:
-        """The leg ends."""
+        """End a prefill leg. Returns its hold; None: the leg was aborted or its hold is not wanted."""
         blocks = self.running.pop(request)
         for place, block in enumerate(blocks):
             self.stamps[block] = ("kv", request, place)
@@ -109,19 +111,19 @@ class Producer:
             self.owners[block], self.stamps[block] = None, GARBAGE
 
     def step(self) -> None:
-        """The whole engine makes a step: decisions, ranks, reports."""
+        """Let the whole engine make a step: the scheduler's half, then every rank's."""
         self.decide()
         for rank in range(len(self.ranks)):
             self.rank_steps(rank)
 
     def decide(self) -> None:
-        """The scheduler's half of a step."""
+        """Do the scheduler's half of a step: give orders to the ranks."""
         orders = self.holds.take_orders()
         for each in self.orders:
             each.append(orders)
 
     def rank_steps(self, rank: int) -> None:
-        """One rank's half: what was decided, then leases; its reports count once all ranks have made them."""
+        """Do one rank's half of a step: its orders, then its leases. A report counts once all ranks have made it."""
         leases = self.ranks[rank]
         for orders in self.orders[rank]:
             leases.step(orders, self.world.now)
@@ -153,7 +155,7 @@ class Producer:
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """A read under way, one block (or one byte of a slot) at a time."""
+    """A read in progress; each move copies one block, or one byte of a slot."""
 
     moves: list[Callable[[], None]]
     failed: bool = False
@@ -178,7 +180,9 @@ class Leg:
 
 
 class Consumer:
-    """One life of an engine that pulls: its scheduler's half, its ranks, its memory. Also each rank's NIXL agent."""
+    """One life of an engine that pulls: the connector's half in its scheduler, its ranks with their NIXL agents, its
+    memory.
+    """
 
     def __init__(self, world: World, name: str, life: int, blocks: int, ranks: int) -> None:
         self.world, self.name, self.life = world, name, life
@@ -193,14 +197,14 @@ class Consumer:
         self.legs: list[Leg] = []
         self.under_way: list[Read] = []
         self.blind = False
-        """No slot can be read."""
+        """Whether every read of a slot fails."""
 
     def meet(self, name: str) -> None:
         producer = self.world.producers[name]
         self.pulls.peers.met(f"{name}@{producer.life}", name, self.world.now)
 
     def pull(self, offer: Offer) -> Leg:
-        """A decode leg comes, and there is room for it."""
+        """Start a decode leg. It pulls the hold's blocks, or recomputes them if it may not pull or has no room."""
         leg = Leg(f"{self.name}{self.life}-{len(self.legs)}", offer, ())
         self.legs.append(leg)
         because = "nothing vouches for it"
@@ -259,7 +263,7 @@ class Consumer:
         return move
 
     def reject(self, offer: Offer) -> None:
-        """Tell the producer that nothing of it is wanted: a leg that failed validation, or needs none of it."""
+        """Tell the producer that this leg will not pull the hold, e.g. because the leg failed validation."""
         if offer.slot is not None:
             for rank in range(len(self.reads)):
                 self.say(offer.engine, rank, with_proof(f"{offer.request}:1".encode(), offer.slot.proof))
@@ -272,7 +276,7 @@ class Consumer:
         self.world.network.append((engine, rank, f"{self.name}{self.life}/{rank}", note))
 
     def step(self) -> None:
-        """Every rank's thread looks, and the engine takes what has ended."""
+        """Let every rank's thread check its reads, and the engine take the reads that have ended."""
         for rank, reads in enumerate(self.reads):
             reads.step()
             for leg in self.legs:
@@ -298,14 +302,14 @@ class Consumer:
             self.owners[block] = None
 
     def move(self, read: Read, *, fail: bool = False) -> None:
-        """One block further."""
+        """Copy one block of a read (one byte of a slot), or let the read fail."""
         if fail:
             read.failed, read.moves = True, []
         elif read.moves:
             read.moves.pop(0)()
 
     def finish(self, *, fail: bool = False) -> None:
-        """Everything that is under way goes to its end."""
+        """Complete all reads in progress. `fail`: let reads of blocks fail."""
         for _ in range(4):
             for read in [each for each in self.under_way if not each.released]:
                 while read.moves:
@@ -351,7 +355,7 @@ class _Agent:
 
 
 class World:
-    """Engines by name, notices under way, and a clock."""
+    """Engines by name, notices in flight, and a clock."""
 
     def __init__(self, *, blocks: int = 8, ranks: int = 1, consumers: tuple[str, ...] = ("d",)) -> None:
         self.now = 100.0
@@ -377,7 +381,7 @@ class World:
         return f"r{self._made}"
 
     def held(self, blocks: int = 2, name: str | None = None) -> Offer:
-        """A prompt is computed and held."""
+        """Let P compute a prompt of so many blocks and hold it."""
         request = self.name()
         assert self.p.open(request, blocks, name)
         self.p.step()
@@ -387,17 +391,17 @@ class World:
         return offer
 
     def engine(self, engine: str) -> Producer | None:
-        """The life that this engine id names, while it lives."""
+        """The producer with this engine id; None: that life of it has ended."""
         name, _, life = engine.partition("@")
         producer = self.producers[name]
         return producer if producer.life == int(life) else None
 
     def life_of(self, offer: Offer) -> Producer | None:
-        """Whose memory a read of this hold reads: a dead process' memory is nobody's."""
+        """The producer whose memory a read of this hold reads; None: its process is dead."""
         return self.engine(offer.engine)
 
     def deliver(self, index: int = 0, *, keep: bool = False) -> None:
-        """Let a notice arrive; `keep` leaves a copy under way."""
+        """Let a notice arrive; `keep` leaves a copy in the network, which can arrive again."""
         engine, rank, reader, note = self.network[index] if keep else self.network.pop(index)
         producer = self.engine(engine)
         if producer is not None:
@@ -410,7 +414,7 @@ class World:
             producer.step()
 
     def pass_time(self, seconds: float) -> None:
-        """Engines step each second."""
+        """Let so many seconds pass; all engines make a step each second."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 1.0)
@@ -420,7 +424,7 @@ class World:
                 consumer.step()
 
     def restart_p(self) -> None:
-        """It dies and comes back: its memory is gone, and who reads it reads garbage."""
+        """Let P die and start again. Its old memory is gone: reads of it give garbage."""
         old = self.p
         for stamp in range(len(old.stamps)):
             old.stamps[stamp] = GARBAGE
@@ -432,7 +436,7 @@ class World:
         self.consumers[name].meet("p")
 
     def check(self) -> None:
-        """No mark that a consumer may know stands for blocks that are not its hold's any more, on any rank."""
+        """Fail if a rank's table still has a mark that a consumer may know and whose hold has lost its blocks."""
         for producer in self.producers.values():
             for table in producer.tables:
                 for at in range(0, len(table), SLOT_BYTES):
@@ -441,7 +445,7 @@ class World:
                         raise Wrong(f"a mark stands for {request}, whose blocks are free")
 
     def fall_silent(self) -> None:
-        """Nobody says anything any more: all is over in the longest life of a hold, or this fails."""
+        """Lose all further notices. Fail unless every request and hold ends within the longest life of a hold."""
         self.network.clear()
         for consumer in self.consumers.values():
             consumer.finish()

@@ -1,4 +1,4 @@
-"""What an engine may answer that no engine should: heads, framings, bodies and streams, made from a seed."""
+"""Malformed and strange answers of an engine, made from a seed: heads, framings, bodies and streams."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _EVENTS = (
 
 
 def hostile(chance: random.Random, asked: Asked, name: str) -> Script:
-    """What the engine `name` answers to this request."""
+    """A malformed or strange answer of the engine `name` to this request."""
     if chance.random() < 0.03:
         return Script(_long(chance), "close")
     make = chance.choice((_mutated, _mutated, _odd_body, _odd_stream, _odd_fields, _odd_head, _cut, _behind, _noise))
@@ -58,7 +58,7 @@ def hostile(chance: random.Random, asked: Asked, name: str) -> Script:
 
 
 def _long(chance: random.Random) -> tuple[bytes, ...]:
-    """Longer than a router keeps: a body, an event, a head, a trailer."""
+    """An answer with a body, an event, a head or a trailer that is larger than a router keeps."""
     piece = chance.choice(
         (b"x" * 65536, b"data: x\n\n" * 6000, b": ping\n\n" * 6000, b"\r\n" * 30000, b"X: y\r\n" * 9000)
     )
@@ -76,7 +76,7 @@ def _long(chance: random.Random) -> tuple[bytes, ...]:
 
 
 def _split(chance: random.Random, raw: bytes) -> tuple[bytes, ...]:
-    """In pieces, cut anywhere."""
+    """The bytes in pieces, cut at random places."""
     cuts = sorted(chance.randrange(len(raw) + 1) for _ in range(chance.choice((0, 0, 1, 3, 8))))
     edges = [0, *cuts, len(raw)]
     return tuple(raw[begin:end] for begin, end in pairwise(edges) if end > begin)
@@ -116,7 +116,7 @@ def _odd_stream(chance: random.Random, asked: Asked, name: str) -> bytes:
 
 
 def _odd_fields(chance: random.Random, asked: Asked, name: str) -> bytes:
-    """A completion with fields that no completion has so."""
+    """A completion in which some fields have odd values."""
     fields: dict[str, Any] = {
         "id": "x",
         "choices": [{"index": 0, "text": "one ", "finish_reason": "length", "token_ids": [FIRST_TOKEN],
@@ -154,7 +154,7 @@ def _cut(chance: random.Random, asked: Asked, name: str) -> bytes:
 
 
 def _behind(chance: random.Random, asked: Asked, name: str) -> bytes:
-    """The right answer, and more behind its end."""
+    """The right answer with more bytes after its end."""
     behind = (b"x", b"\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Le", whole(b'{"choices":[{"text":"evil"}]}'), LAST_CHUNK)
     return honest(asked, name) + chance.choice(behind)
 
@@ -164,7 +164,7 @@ def _noise(chance: random.Random, asked: Asked, name: str) -> bytes:
 
 
 def _framed(chance: random.Random, body: bytes, kind: str, events: list[bytes] | None = None) -> bytes:
-    """With a length, in chunks, ended by the connection, or with a wrong length."""
+    """An answer with a length, with a wrong length, in chunks with or without an end, or ended by the connection."""
     start = f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n".encode()
     way = chance.randrange(5)
     if way == 0:

@@ -1,4 +1,4 @@
-"""What a client may send as a body that no client should: from a seed, small and large, broken and merely strange."""
+"""Malformed and strange request bodies of a client, small and large, made from a seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 COMPLETIONS, CHAT, TOKENIZE, SPEECH = "/v1/completions", "/v1/chat/completions", "/tokenize", "/v1/audio/transcriptions"
 JSON = "application/json"
 LARGE_FROM = 1 << 20
-"""Bodies from here on name a model that is not served: an engine of a test would copy what it gets."""
+"""Bodies of so many bytes or more name a model that is not served: a test's engine would make a copy of each."""
 
 _FIELDS = (
     "prompt", "messages", "vllm_xargs", "extra_args", "kv_transfer_params", "ec_transfer_params", "cache_salt", "stop",
@@ -38,14 +38,14 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request's body."""
+    """One request: its path, its body and the type of its body."""
 
     path: str
     raw: bytes
     content_type: str | None = JSON
 
     def head(self) -> bytes:
-        """What comes before it; after it the connection is closed."""
+        """The request's head, which asks the server to close the connection after its answer."""
         lines = [f"POST {self.path} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(self.raw)}"]
         if self.content_type is not None:
             lines.append(f"Content-Type: {self.content_type}")
@@ -53,7 +53,7 @@ class Sent:
 
 
 def sent(chance: random.Random, bytes_max: int) -> Sent:
-    """One of up to `bytes_max` bytes; most are small."""
+    """A request with a body of up to `bytes_max` bytes; most are small."""
     size = int(
         min(bytes_max, chance.choice((300, 3_000, 70_000, 70_000, 1_200_000, bytes_max)) * chance.random() * 1.2)
     )
@@ -78,12 +78,12 @@ def _right(chance: random.Random, path: str) -> dict[str, Any]:
 
 
 def _with(body: dict[str, Any], field: str, value: bytes) -> bytes:
-    """A body with one field more, as these bytes."""
+    """A body as JSON, with one more field, whose value is these bytes."""
     return json.dumps(body, ensure_ascii=False).encode()[:-1] + b"," + json.dumps(field).encode() + b":" + value + b"}"
 
 
 def _grammar(chance: random.Random, path: str, size: int) -> bytes:
-    """Something repeated until it is large, within brackets or not."""
+    """A body in which some JSON tokens are repeated until it is large, in brackets or not."""
     unit = b"".join(chance.choice(_TOKENS) for _ in range(chance.randrange(1, 6)))
     head, tail = chance.choice(((b"[", b"1]"), (b"{", b'"z":1}'), (b"", b""), (b"[[", b"1]]"), (b'[{"a":[', b"1]}]")))
     sep = chance.choice((b"", b",", b", ", b",\n"))
@@ -140,7 +140,7 @@ def _form(chance: random.Random, path: str, size: int) -> bytes:
 
 
 def _noise(chance: random.Random, path: str, size: int) -> bytes:
-    """No JSON, or JSON in other words."""
+    """A body that is no JSON, is JSON of an odd type, or is right but padded or in another encoding."""
     plain = json.dumps(_right(chance, path))
     kinds: tuple[Callable[[], bytes], ...] = (
         lambda: chance.randbytes(min(size, 100_000)),
@@ -158,7 +158,7 @@ _MAKERS = (_grammar, _grammar, _deep, _text, _text, _numbers, _keys, _form, _noi
 
 
 def _spoiled(chance: random.Random, raw: bytes) -> bytes:
-    """A few bytes of it changed."""
+    """The body with some bytes changed, removed, repeated or added."""
     at, size = chance.randrange(len(raw) + 1), chance.choice((1, 1, 2, 30, 2000))
     return chance.choice(
         (

@@ -1,5 +1,5 @@
-"""An engine as bytes: honest until a script says what to answer instead, byte for byte, and what to do with the
-connection then. `fake_engine` is for behaviour that a well-formed HTTP server can have; this one is for all the rest.
+"""An engine that answers any bytes. Without a script it answers correctly; a script gives the answer's bytes, and what
+to do with the connection afterwards. `fake_engine` behaves as a well-formed HTTP server; this engine need not.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ class Asked:
     headers: dict[str, str]
     body: dict[str, Any]
     connection: int
-    """Which of its connections it came on, counted from 1."""
+    """The number of the engine's connection that it came on, counted from 1."""
 
     @property
     def prefills(self) -> bool:
-        """It is a prefill leg."""
+        """Whether the request is a prefill leg."""
         return bool((self.body.get("kv_transfer_params") or {}).get("do_remote_decode"))
 
 
 @dataclass(frozen=True)
 class Script:
-    """What is written, piece by piece, and what becomes of the connection: `keep`, `close`, `reset` or `hang`."""
+    """The pieces to write, and what to do with the connection then: `keep`, `close`, `reset` or `hang`."""
 
     pieces: tuple[bytes, ...]
     then: str = "keep"
 
 
 def says(*pieces: bytes, then: str = "keep") -> Script:
-    """A script."""
+    """A script of these pieces."""
     return Script(pieces, then)
 
 
@@ -55,12 +55,12 @@ def head(*lines: str, status: str = "200 OK") -> bytes:
 
 
 def whole(body: bytes, *lines: str, status: str = "200 OK", kind: str = "application/json") -> bytes:
-    """An answer with a length."""
+    """A complete answer with a `Content-Length`."""
     return head(f"Content-Type: {kind}", f"Content-Length: {len(body)}", *lines, status=status) + body
 
 
 def chunk(data: bytes) -> bytes:
-    """A chunk."""
+    """A chunk of HTTP's chunked encoding."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -70,18 +70,18 @@ DONE = b"data: [DONE]\n\n"
 
 
 def event(text: str, *, chat: bool = False, end: str | None = None) -> bytes:
-    """A token's event."""
+    """The event of one token in a stream."""
     said = {"delta": {"content": text}} if chat else {"text": text}
     return b"data: " + json.dumps({"choices": [{"index": 0, **said, "finish_reason": end}]}).encode() + b"\n\n"
 
 
 def stream(*events: bytes) -> bytes:
-    """A whole stream in chunks, one an event."""
+    """A complete stream, with one chunk for each event."""
     return STREAM + b"".join(map(chunk, events)) + LAST_CHUNK
 
 
 def completion(text: str = TEXT, *, chat: bool = False, end: str = "stop", **more: Any) -> bytes:
-    """The body of an answer in one piece."""
+    """The body of an answer that is not streamed."""
     said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
     return json.dumps({"id": "x", "choices": [{"index": 0, **said, "finish_reason": end}], **more}).encode()
 
@@ -127,27 +127,27 @@ def _told(path: str, name: str) -> bytes:
 
 @dataclass
 class HostileEngine:
-    """One engine. `script`: what to answer to a request; None: the right answer."""
+    """One engine. `script` returns the answer to a request; None: the engine gives the right answer."""
 
     name: str
     role: Role
     script: Callable[[Asked], Script | None] = lambda _: None
     url: str = ""
     asked: list[Asked] = field(default_factory=list)
-    """POST requests that it has read."""
+    """The POST requests that the engine has read."""
     connections: int = 0
     cut: int = 0
-    """Connections that the other side cut off while a script was being written or hung."""
+    """Connections that the router closed while the engine was writing a script's pieces or hung."""
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
     @property
     def instance(self) -> Instance:
-        """As a router is told of it."""
+        """The engine as a router's configuration lists it."""
         return Instance(id=InstanceId(self.name), role=self.role, url=self.url, pins=True)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[HostileEngine]:
-        """Listen."""
+        """Listen on a free port until the context ends."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
         self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
@@ -170,7 +170,7 @@ class HostileEngine:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> bool:
-        """Whether the connection goes on."""
+        """Read and answer one request. Returns whether the connection stays open for the next one."""
         asked = await _read(reader, number)
         if asked.method == "POST":
             self.asked.append(asked)

@@ -1,7 +1,7 @@
-"""What a client may send around bodies that no client should: request lines, headers, lengths, chunks, trailers.
+"""Malformed and strange heads and framings of a client, from a seed: request lines, headers, lengths, chunks, trailers.
 
-A case knows which bytes are a body's by the letter of RFC 9112. Into bodies it puts whole requests for a path of
-the case's own: a router that finds one there reads these bytes otherwise than the proxy before it would.
+A case knows which bytes are a body by RFC 9112. It hides whole requests in bodies, for a path that no other case has.
+A router that serves such a request splits the bytes otherwise than a proxy before it would (request smuggling).
 """
 
 from __future__ import annotations
@@ -92,18 +92,18 @@ class Said:
 
     pieces: tuple[bytes, ...]
     hidden: str
-    """The path of the requests that stand within its bodies; no other case has it."""
+    """The path of the requests that are hidden in the bodies; no other case has it."""
     resets: bool
-    """It cuts the connection off at the end of them."""
+    """Whether the client resets the connection after the last piece."""
 
     rude: bool
-    """It may lose its answers by its own doing: it cuts the connection off, or it goes on sending after a head that
-    ends a connection (`Connection: close`, HTTP/1.0, what is no HTTP).
+    """Whether the client itself may cause the loss of answers: it resets the connection, or it sends more after a head
+    that ends the connection (`Connection: close`, HTTP/1.0, no HTTP at all).
     """
 
 
 def said(chance: random.Random) -> Said:
-    """Some requests on one connection, the last one right, and cut into pieces."""
+    """Some requests on one connection, cut into pieces. The last request is right."""
     asked = [_request(chance) for _ in range(chance.choice((1, 1, 1, 2, 5)))]
     raw = b"".join(each for each, _ in asked) + LAST
     resets = chance.random() < 0.1
@@ -122,7 +122,7 @@ def said(chance: random.Random) -> Said:
 
 
 def _request(chance: random.Random) -> tuple[bytes, bool]:
-    """And whether its head is strange beyond the framing of its body."""
+    """A request, and whether its head is strange in more than the framing of its body."""
     strange = chance.random() < 0.5
     method = chance.choice(_METHODS) if strange and chance.random() < 0.3 else b"POST"
     target = chance.choice(_TARGETS) if strange else chance.choice(_TARGETS[:7])
@@ -138,7 +138,7 @@ def _request(chance: random.Random) -> tuple[bytes, bool]:
     if chance.random() < 0.05:
         at = chance.randrange(len(head))
         head = head[:at] + chance.choice((b"\n", b"\r", b"\x00", b" ", b"\xff", b"\r\n", b":", b"")) + head[at + 1 :]
-        body, strange = body.replace(_HIDDEN, b""), True  # nobody can say any more where it begins
+        body, strange = body.replace(_HIDDEN, b""), True  # where the body begins is no longer defined
     return head + body, strange
 
 
@@ -158,7 +158,7 @@ def _chunk(data: bytes, size: bytes = b"%x\r\n") -> bytes:
 
 
 def _in_chunks(chance: random.Random) -> tuple[list[bytes], bytes]:
-    """Right, or wrong in a way that no two readers need to agree on: then nothing is hidden in it."""
+    """A body in chunks. Malformed chunks have no hidden request: readers may split them differently."""
     body, right = _content(chance), chance.random() < 0.5
     pieces = [body[at : at + 40_000] for at in range(0, len(body), 40_000)]
     if chance.random() < 0.05:
@@ -174,13 +174,13 @@ def _in_chunks(chance: random.Random) -> tuple[list[bytes], bytes]:
 
 
 def _in_both_ways(chance: random.Random) -> tuple[list[bytes], bytes]:
-    """A length and a coding, or one of them said strangely: whichever is believed, the hidden request is either within
-    the body or behind an end that the other one does not see. So such a request has to be refused, or its strange line
-    to be taken for none.
+    """A request with both a length and a coding, one of them perhaps malformed. By one of the two, the hidden request
+    is part of the body; by the other, it follows the body's end. So the router has to refuse the request, or to ignore
+    the malformed line.
     """
-    if chance.random() < 0.5:  # the length reaches over the hidden request, chunks end before it
+    if chance.random() < 0.5:  # the length includes the hidden request, the chunks end before it
         raw = b"0\r\n\r\n" + _HIDDEN
         return [b"Content-Length: %d" % len(raw), chance.choice(_CODINGS)], raw
-    raw = _chunk(_content(chance) + _HIDDEN) + b"0\r\n\r\n"  # chunks reach over it, the length ends before it
+    raw = _chunk(_content(chance) + _HIDDEN) + b"0\r\n\r\n"  # the chunks include it, the length ends before it
     line = chance.choice(_LENGTHS)
     return [b"Transfer-Encoding: chunked", line % ((raw.index(_HIDDEN),) * line.count(b"%"))], raw

@@ -1,4 +1,4 @@
-"""Seeded values for whatever is read from a registry: heartbeats of both kinds, and raw values of its keys."""
+"""Malformed and strange contents of a registry, from a seed: heartbeats of both kinds, and raw values of its keys."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ URLS = (
     "http://%00:9", "http://127.0.0.1:9/" + "x" * 480, "file:///etc/passwd", "http://127.0.0.1:-1", "http://127.0.0.1:٣",
 )  # fmt: skip
 LITERALS = ("NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 500, "[" * 3000 + "]" * 3000, "{" * 2000, '"\\ud800"')
-"""What `json.dumps` would not write."""
+"""Words that `json.dumps` would not write for a heartbeat; some are no JSON."""
 
 NAMES = ("p", "d", "router-1", "router-2", "x")
 
 
 def any_value(chance: random.Random, depth: int = 0) -> Any:
-    """Something JSON can hold."""
+    """Any value that JSON can express."""
     kind = chance.randrange(8 if depth < 3 else 6)
     if kind == 0:
         return chance.choice(NUMBERS)
@@ -51,7 +51,7 @@ def any_value(chance: random.Random, depth: int = 0) -> Any:
 
 
 def heartbeat(chance: random.Random, *, url: str = "http://127.0.0.1:9") -> dict[str, Any]:
-    """One that mostly decodes, and says what no program of ours says."""
+    """A heartbeat that usually decodes, with values that no program of Baton writes."""
     big = lambda: chance.choice((0, 1, 7, 2**31, 2**52, 2**53 - 1, 2**53))  # noqa: E731
     name, kind = chance.choice(NAMES), chance.choice(("instance", "router"))
     beat: dict[str, Any] = {
@@ -76,7 +76,7 @@ def heartbeat(chance: random.Random, *, url: str = "http://127.0.0.1:9") -> dict
 
 
 def cases(seed: int, *, url: str = "http://127.0.0.1:9", count: int = 40) -> list[bytes]:
-    """Payloads for one turn: heartbeats that decode, spoiled ones, and no JSON at all."""
+    """Payloads for one round: heartbeats that decode, spoiled ones, and bytes that are no JSON."""
     chance = random.Random(seed)
     found: list[bytes] = []
     for _ in range(count):
@@ -101,7 +101,7 @@ def cases(seed: int, *, url: str = "http://127.0.0.1:9", count: int = 40) -> lis
 
 
 def raw_value(chance: random.Random) -> bytes:
-    """What may stand in any key of a registry, beside heartbeats."""
+    """A strange value for any key of a registry that is not a heartbeat."""
     return chance.choice(
         (b"", b"\xff\xfe", b"0", b"-1", b"9" * 5000, b"9007199254740993", b"1e5", "٣".encode(), b"\x1b]0;x\x07",
          b"a" * 10_000, chance.randbytes(40), json.dumps(any_value(chance)).encode("utf-8", "surrogatepass"))
@@ -111,7 +111,7 @@ def raw_value(chance: random.Random) -> bytes:
 async def spoil(
     registry: RedisRegistry, cluster: str, chance: random.Random, *, url: str = "http://127.0.0.1:9"
 ) -> None:
-    """Write anything into every key that is read, of any of Redis' types."""
+    """Write a strange value, of any of several Redis types, into every key that programs read."""
     redis, prefix = registry._redis, f"baton:{cluster}:"
     for kind in ("instance", "router"):
         keys = [f"{kind}:lock:{name}" for name in NAMES] + [f"{kind}:members"]
@@ -129,7 +129,7 @@ async def spoil(
 
 
 async def _write(redis: Any, key: str, chance: random.Random, url: str, *, text: bool) -> None:
-    with suppress(ResponseError):  # somebody else has just made it a key of another type
+    with suppress(ResponseError):  # another client has just written the key with another type
         await _written(redis, key, chance, url, text=text)
 
 

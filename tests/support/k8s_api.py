@@ -1,4 +1,7 @@
-"""An API server, as far as an operator meets one, at the wire: what it does not do is in docs/decisions/0010."""
+"""A double of the Kubernetes API server over HTTP, as far as the operator uses one.
+
+docs/decisions/0010-kubernetes.md lists what it does not do.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ class Kind:
 
 @dataclass
 class ApiServer:
-    """All objects, their history, and how it misbehaves when it is told to."""
+    """All objects, their history, and the faults that a test asks for."""
 
     now: Callable[[], float]
     kinds: dict[str, Kind] = field(default_factory=dict)
@@ -76,14 +79,14 @@ class ApiServer:
     version: int = 100
     oldest: int = 100
     asked: list[tuple[str, str]] = field(default_factory=list)
-    """Every request: method and path."""
+    """The method and the path of every request."""
     verbs: set[tuple[str, str, str]] = field(default_factory=set)
-    """What role-based access control would ask of the sender: group, resource, verb."""
+    """The rights that role-based access control would demand of the sender: group, resource, verb."""
     away: bool = False
     hidden: set[str] = field(default_factory=set)
-    """Plurals of kinds that the sender's Role does not let be read."""
+    """Plurals of the kinds that the sender's Role may not read."""
     unsure: set[str] = field(default_factory=set)
-    """Groups and versions of which the server cannot say now what it knows there."""
+    """API versions (`group/version`) for which discovery fails."""
     refuse: Callable[[str, str], None] | None = None
     """Called before every write with method and path; may raise."""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -136,7 +139,7 @@ class ApiServer:
         )
 
     def forget(self) -> None:
-        """Compaction: what was before now can be watched from no more."""
+        """Compact the history: a watch can no longer start at a version before now."""
         self.oldest = self.version
         self.history.clear()
 
@@ -177,7 +180,9 @@ class ApiServer:
         return self._put(kind.plural, thing, "ADDED", None)
 
     def change(self, kind: Kind, before: Json, after: Json, sub: str, manager: str, *, applied: bool = False) -> Json:
-        """One write of an object that is there: what it may not change is put back, a change of nothing is none."""
+        """Write an object that exists. Fields that a write may not change keep their values; a write without a change
+        makes no new version.
+        """
         after = copied(after)
         for name in ("uid", "creationTimestamp", "generation", "namespace", "name", "deletionTimestamp"):
             if name in before["metadata"]:
@@ -247,8 +252,9 @@ class ApiServer:
         return self.remove(kind.plural, thing)
 
     def evict(self, pod: Json) -> Json:
-        """What `kubectl drain` asks for: refused while a disruption budget has none to spare, else a deletion with a
-        condition that says so."""
+        """Evict a pod, as `kubectl drain` asks for: refuse if a disruption budget has no pod to spare; else set the
+        condition `DisruptionTarget` and delete the pod.
+        """
         labels = pod["metadata"].get("labels", {})
         for budget in self.all("poddisruptionbudgets"):
             chosen = budget["spec"]["selector"]["matchLabels"]
@@ -264,7 +270,7 @@ class ApiServer:
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 
     def _spare(self, budget: Json, chosen: Json) -> int:
-        """Pods that may go: those that are Ready, less the scales of their controllers, plus what may be lacking."""
+        """How many pods may be evicted: Ready pods, minus the replicas of their Deployments, plus `maxUnavailable`."""
         scales = [
             each["spec"].get("replicas", 1)
             for each in self.all("deployments")
@@ -281,15 +287,16 @@ class ApiServer:
         return spare
 
     def remove(self, plural: str, thing: Json) -> Json:
-        """Gone; the garbage collector follows."""
+        """Remove an object at once, then let the garbage collector remove what it owned."""
         self._put(plural, copied(thing), "DELETED", copied(thing))
         self.collect(thing["metadata"]["uid"])
         return thing
 
     def collect(self, gone: str = "") -> None:
-        """The garbage collector: what has owners and none that is there goes; of several the others are kept as owners.
+        """Run the garbage collector: delete objects whose owners are all gone, and remove gone owners from the others.
 
-        `gone`: look at what this one owned; empty: at everything, as for what was made for an owner that had gone.
+        `gone`: the uid of an owner; only objects that it owned are checked. Empty: all objects are checked, also those
+        made after their owner had gone.
         """
         live = {each["metadata"]["uid"] for objects in self.store.values() for each in objects.values()}
         for plural, objects in list(self.store.items()):
@@ -317,7 +324,7 @@ def labels_fit(thing: Json | None, selector: str) -> bool:
 
 
 def merge_patched(base: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """`base` after a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(base) if isinstance(base, dict) else {}
@@ -330,7 +337,7 @@ def merge_patched(base: Any, patch: Any) -> Any:
 
 
 class Wire:
-    """The server's HTTP."""
+    """The HTTP interface of the server."""
 
     def __init__(self, server: ApiServer) -> None:
         self.server = server
@@ -397,8 +404,11 @@ class Wire:
             self.server.verbs.add((group, resource, "create"))
 
     def _note_owners(self, kind: Kind, before: Json | None, after: Json) -> None:
-        """What the admission plugin OwnerReferencesPermissionEnforcement asks for: to change the owners of an object,
-        the right to delete it; to block an owner's deletion, the right to its finalizers."""
+        """Note the rights that the admission plugin OwnerReferencesPermissionEnforcement demands.
+
+        A change of an object's owners needs the right to delete the object. `blockOwnerDeletion` needs the right to
+        update the owner's finalizers.
+        """
         old, new = (each["metadata"].get("ownerReferences", []) if each else [] for each in (before, after))
         if before is not None and old != new:
             self.server.verbs.add((_group(kind.api_version), kind.plural, "delete"))
@@ -525,7 +535,7 @@ class Wire:
         return self.server.version
 
     def end_watches(self) -> None:
-        """Every watch ends, as on a restart of the server."""
+        """End every watch, as a restart of the server does."""
         for task in list(self.server.watchers):
             task.cancel()
 
@@ -540,7 +550,7 @@ async def _say(response: web.StreamResponse, kind: str, thing: Json) -> None:
 
 @asynccontextmanager
 async def serving(now: Callable[[], float]) -> AsyncIterator[tuple[ApiServer, Wire, str]]:
-    """A server on a free port: itself, its wire, its address."""
+    """A server on a free port: its objects, its HTTP interface and its URL."""
     server = ApiServer(now)
     wire = Wire(server)
     runner = web.AppRunner(wire.app(), shutdown_timeout=0.1)

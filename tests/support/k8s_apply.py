@@ -1,5 +1,8 @@
-"""Server-side apply: which manager owns which field, conflicts, and what is taken away. As "Server-Side Apply"
-(kubernetes.io) has it; `support.k8s_builtin` says which lists have keys, all others are atomic."""
+"""Server-side apply: which manager owns which field, conflicts, and which fields are removed.
+
+After the page "Server-Side Apply" (kubernetes.io). `support.k8s_builtin` lists the lists with keys; all other lists are
+atomic.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ SERVERS = {"uid", "resourceVersion", "creationTimestamp", "generation", "deletio
 
 
 class Conflict(Exception):
-    """Another manager owns a field and has another value there."""
+    """Another manager owns a field that has another value."""
 
 
 @dataclass
 class Owners:
-    """Of one object: fields by manager and operation (`Apply` or `Update`)."""
+    """The owned fields of one object, by manager and operation (`Apply` or `Update`)."""
 
     fields: dict[tuple[str, str], set[Path]] = field(default_factory=dict)
 
@@ -43,14 +46,14 @@ def nested(paths: set[Path]) -> dict[str, Any]:
 
 
 def keyed(name: Any, items: Any) -> tuple[str, ...] | None:
-    """By what the entries of a list are told apart; None: it is no list of mappings, or an atomic one."""
+    """The keys that identify the entries of the list `items`; None: it is atomic, or no list of mappings."""
     if not isinstance(items, list) or not items or not all(isinstance(each, dict) for each in items):
         return None
     return list_keys(name, items)
 
 
 def mark(each: dict[str, Any], keys: tuple[str, ...]) -> tuple[str, str]:
-    """An entry's step in a path; a port's protocol has a default in the schema."""
+    """The step of a list's entry in a path. A port without a protocol has the schema's default."""
     return ("k", "|".join(f"{key}={each.get(key, 'TCP' if key == 'protocol' else '')}" for key in keys))
 
 
@@ -69,14 +72,14 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def entry(items: Any, step: tuple[str, str]) -> Any:
-    """The entry of a list at a step; `...` where there is none."""
+    """The entry of a list at a step; `...` if the list has no such entry."""
     keys = tuple(part.partition("=")[0] for part in step[1].split("|"))
     there = items if isinstance(items, list) else ()
     return next((each for each in there if isinstance(each, dict) and mark(each, keys) == step), ...)
 
 
 def found(thing: Any, path: Path) -> Any:
-    """The value at a path; `...` where there is none."""
+    """The value at a path; `...` if the object has no such path."""
     for part in path:
         if isinstance(part, tuple):
             thing = entry(thing, part)
@@ -100,7 +103,7 @@ def merged(base: Any, given: Any, name: Any = None) -> Any:
 
 
 def removed(thing: Any, path: Path) -> None:
-    """Take one leaf away, and what is empty because of it."""
+    """Remove one leaf, and the mappings and entries that become empty by that."""
     if not path:
         return
     holder = found(thing, path[:-1])
@@ -121,7 +124,7 @@ def apply(live: Any, given: dict[str, Any], manager: str, owners: Owners, *, for
     """The object after `manager` has applied `given`; `owners` is changed.
 
     Raises:
-        Conflict: without `force`, where another manager has another value.
+        Conflict: without `force`, if another manager owns a field that has another value.
     """
     wanted = dict(leaves(given))
     mine = (manager, "Apply")
@@ -143,7 +146,7 @@ def apply(live: Any, given: dict[str, Any], manager: str, owners: Owners, *, for
 
 
 def updated(before: Any, after: dict[str, Any], manager: str, owners: Owners) -> None:
-    """An update by `manager`: it owns what it has changed, and others own that no more."""
+    """Record an update by `manager`: it becomes the only owner of the fields that it has changed."""
     old, new = dict(leaves(before or {})), dict(leaves(after))
     changed = {path for path, value in new.items() if old.get(path, ...) != value}
     gone = old.keys() - new.keys()

@@ -1,7 +1,7 @@
-"""What an API server does to objects of its own kinds, as far as ours have it: defaults, canonical forms, validation.
+"""Defaults, canonical forms and validation of built-in kinds, for the fields that Baton's objects have.
 
-From "API conventions", `pkg/apis/*/defaults.go` and `validation.go` of Kubernetes 1.36. Nothing else is checked:
-docs/decisions/0010-kubernetes.md lists it.
+From "API conventions", `pkg/apis/*/defaults.go` and `validation.go` of Kubernetes 1.36. What is not checked stands in
+docs/decisions/0010-kubernetes.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-"""Lists whose entries server-side apply tells apart, and by what (the schema's list-map-keys); others are atomic."""
+"""Lists whose entries server-side apply identifies by keys, and these keys (the schema's list-map-keys). All other
+lists are atomic."""
 
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 SUBDOMAIN = rf"{LABEL}(\.{LABEL})*"
@@ -39,7 +40,7 @@ BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi")
 
 
 def list_keys(name: Any, items: list[Any]) -> tuple[str, ...] | None:
-    """The keys of a list's entries by the field that it stands in; None for one that is atomic."""
+    """The keys of the entries of the list in the field `name`; None: the list is atomic."""
     if name == "ports":  # a container's or a Service's; a NetworkPolicy's have neither key
         if any("containerPort" in each for each in items):
             return ("containerPort", "protocol")
@@ -48,7 +49,7 @@ def list_keys(name: Any, items: list[Any]) -> tuple[str, ...] | None:
 
 
 def quantity(text: Any) -> str:
-    """``1000m`` -> ``1``, ``2`` -> ``2``, ``1024Mi`` -> ``1Gi``: as `resource.Quantity` writes it."""
+    """A quantity as `resource.Quantity` writes it: ``1000m`` -> ``1``, ``2`` -> ``2``, ``1024Mi`` -> ``1Gi``."""
     found = re.fullmatch(r"([0-9.]+)(Ki|Mi|Gi|Ti|Pi|[numkMGTP]?)", str(text))
     assert found, f"no quantity: {text!r}"
     number, suffix = Decimal(found[1]), found[2]
@@ -72,7 +73,7 @@ def put(thing: Json, **defaults: Any) -> None:
 
 
 def canonical(kind: str, thing: Json) -> Json:
-    """The object with defaults put in and values in the server's own form. `thing` is changed."""
+    """The object with defaults, and with values in the server's own form. Changes `thing` in place."""
     spec = thing.get("spec")
     if isinstance(spec, dict):
         if kind == "Deployment":
@@ -151,7 +152,7 @@ def _service(spec: Json) -> None:
 
 
 def faults(kind: str, thing: Json, before: Json | None) -> list[str]:
-    """What a server refuses, as ``field: why``."""
+    """Why a server refuses the object: lines of ``field: why``."""
     return [*_metadata(kind, thing["metadata"]), *_of_kind(kind, thing, before)]
 
 
@@ -236,7 +237,7 @@ def _pod_faults(spec: Json, field: str) -> Iterator[str]:
 
 
 def _resources(resources: Json, field: str) -> Iterator[str]:
-    """Devices are asked for whole, and as many as are allowed."""
+    """Check extended resources (GPUs): a whole number, and requests equal limits."""
     limits, requests = resources.get("limits", {}), resources.get("requests", {})
     for name in {*limits, *requests}:
         if "/" in name and (limits.get(name) != requests.get(name) or not str(limits.get(name)).isdecimal()):

@@ -1,4 +1,4 @@
-"""Objects of an API server are JSON: copied as such, five times as fast as by `copy.deepcopy`."""
+"""Copies of an API server's objects. They are JSON: encoding and decoding is five times as fast as `copy.deepcopy`."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ def copied(thing: Any) -> Any:
 
 
 NS = "baton-operator-test"
-"""The namespace of all scenarios: on a real API server it is emptied after each of them, and deleted at the end."""
+"""The namespace of all scenarios. On a real API server it is emptied after each scenario, and deleted at the end."""

@@ -1,4 +1,4 @@
-"""Controllers, a scheduler and a kubelet for the API double; and a fleet of programs that run in its pods."""
+"""Controllers, a scheduler and a kubelet for the API double, and a stand-in for the agents and routers in its pods."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ STEP_S = 0.04
 
 @dataclass
 class FakeFleet:
-    """Agents and routers: every healthy instance is known, every pair of a family proven."""
+    """A stand-in for agents and routers: routers know every healthy instance, and have proven every pair of them."""
 
     draining: set[str] = field(default_factory=set)
     streams: dict[str, int] = field(default_factory=dict)
-    """Looks that an instance's streams go on for after a drain began."""
+    """By instance: for how many calls of `look` its streams go on after a drain has begun."""
     told: list[tuple[str, str]] = field(default_factory=list)
     roles: dict[str, Role] = field(default_factory=dict)
     deaf: int = 0
-    """So many drains are not heard."""
+    """How many of the next drains do not reach the agent."""
     drain_s: float = 0.0
-    """How long an agent takes to answer a drain."""
+    """Seconds that an agent takes to answer a drain."""
     unknown: set[str] = field(default_factory=set)
     """Instances that no router knows yet."""
 
@@ -57,7 +57,7 @@ class FakeFleet:
     async def drain(self, pod: Any, deadline_s: float, access: Access) -> bool:
         name = pod["metadata"]["labels"][INSTANCE]
         if not any(each.get("started") for each in pod.get("status", {}).get("containerStatuses", ())):
-            return False  # no agent listens yet
+            return False  # the agent does not listen yet
         if self.deaf:
             self.deaf -= 1
             return False
@@ -81,7 +81,7 @@ class FakeFleet:
 
 @dataclass
 class Nodes:
-    """What makes pods of Deployments and runs them."""
+    """The Deployment controller, the scheduler and the kubelet: makes pods and runs them."""
 
     server: ApiServer
     fleet: FakeFleet
@@ -89,14 +89,14 @@ class Nodes:
     start_steps: int = 3
     stop_steps: int = 2
     controls_only: bool = False
-    """Pods are left to another one (`support.k8s_real.Kubelet`)."""
+    """Whether another object runs the pods (`support.k8s_real.Kubelet`)."""
     quota: int | None = None
-    """Pods that the namespace may have."""
+    """How many pods the namespace may have."""
     broken: set[str] = field(default_factory=set)
-    """Images whose engines never come up."""
+    """Images whose engines never become ready."""
     ages: dict[str, int] = field(default_factory=dict)
     down: list[int] = field(default_factory=list)
-    """Serving instances at each step: tests look whether it fell below a floor."""
+    """How many instances served at each step. Tests check that the number never fell below a floor."""
 
     async def run(self) -> None:
         while True:
@@ -174,7 +174,7 @@ class Nodes:
             self._refused(deployment, "")
 
     def _refused(self, deployment: Json, because: str) -> None:
-        """The condition by which a Deployment says that its pods are refused; gone when they are not any more."""
+        """Set the Deployment's condition `ReplicaFailure`, or remove it if `because` is empty."""
         live = self.server.get("deployments", deployment["metadata"]["name"], deployment["metadata"]["namespace"])
         if live is None:
             return
@@ -237,7 +237,7 @@ class Nodes:
 
 
 def by_part(server: Any, part: str) -> Mapping[str, Json]:
-    """Deployments of one part, by name."""
+    """The Deployments of one part of the cluster, by name."""
     return {
         each["metadata"]["name"]: each
         for each in server.all("deployments")

@@ -1,4 +1,4 @@
-"""Objects of one small cluster as plans make them and an API server would keep them."""
+"""Objects of one small cluster, as the plan makes them and an API server would keep them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def desired(spec: Mapping[str, Any] = SMALL, name: str = "chat", **more: Any) ->
 def applied(
     actions: Any, before: tuple[Any, ...] = (), of: Desired | None = None, now: float = 1000.0
 ) -> tuple[Any, ...]:
-    """Objects after the actions, as an API server would keep them."""
+    """The objects `before` after these actions of a plan, as an API server would keep them."""
     objects = {(each["kind"], each["metadata"]["name"]): each for each in before}
     owner = (of or desired()).resource
     for action in actions:

@@ -1,4 +1,4 @@
-"""Pods as processes of this machine: each at a loopback address of its own, its files in a folder of its own."""
+"""Runs pods as processes of this machine. Each has its own loopback address, and a folder for its files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Processes:
         self.session = session
         self.running: dict[str, Running] = {}
         self.ended: list[tuple[str, int]] = []
-        """Names of pods that had come up and were told to end, and their exit codes."""
+        """Names and exit codes of pods that had started and were told to end."""
 
     async def run(self) -> None:
         try:
@@ -56,7 +56,7 @@ class Processes:
                 await each.process.wait()
 
     def address_of(self, part: str) -> list[str]:
-        """Addresses of the Ready pods of one part, as a Service would have them."""
+        """Addresses of the Ready pods of one part, as a Service would list them."""
         ready = [
             each
             for each in self.server.all("pods")
@@ -67,11 +67,11 @@ class Processes:
         return [each["status"]["podIP"] for each in ready]
 
     async def lose(self, name: str) -> None:
-        """A node dies: its process ends at once, and the pod is gone."""
+        """Let a pod's node die: kill its process and remove the pod."""
         pod = next(each for each in self.server.all("pods") if each["metadata"]["name"] == name)
         each = self.running.pop(pod["metadata"]["uid"])
         each.process.kill()
-        self.server.remove("pods", pod)  # before anything is waited for: it would be started again
+        self.server.remove("pods", pod)  # before the `await` below: `run` would start the pod again
         await each.process.wait()
 
     async def _look(self, pod: Json) -> None:
@@ -87,7 +87,7 @@ class Processes:
                 self.server.change(self.server.kinds["pods"], pod, placed, "", "scheduler")
             return
         if pod["metadata"].get("deletionTimestamp"):
-            if each.stop_steps is None:  # what `preStop` sleeps, shortened: its address is no longer given out
+            if each.stop_steps is None:  # a shorter `preStop` sleep, while `address_of` no longer lists the pod
                 each.stop_steps = PRE_STOP_STEPS if "lifecycle" in pod["spec"]["containers"][0] else 0
             elif each.stop_steps >= 0:
                 each.stop_steps -= 1
@@ -125,7 +125,9 @@ class Processes:
         return Running(process, address)
 
     def _mount(self, pod: Json, home: Path) -> bool:
-        """Write a pod's files, those that changed anew; False where something is not there yet, as a kubelet waits."""
+        """Write those files of a pod that are new or have changed. False: a Secret or ConfigMap is missing, and the pod
+        has to wait, as with a real kubelet.
+        """
         places = {each["name"]: each["mountPath"] for each in pod["spec"]["containers"][0]["volumeMounts"]}
         files: dict[Path, str] = {}
         for volume in pod["spec"]["volumes"]:

@@ -1,8 +1,8 @@
-"""An API server that is not the double: what there is, kept by watches, and pods that the tests themselves run.
+"""The operator's tests on a real API server: its objects, kept up to date by watches, and pods that the tests "run".
 
-It has a controller-manager and no scheduler and no kubelet: pods are bound and said to be ready here, through the API.
-The same code runs against the double in every `make test` (`test_the_suite_runs_over_the_wire_alone`), so that it works
-when it meets a real server (`make test-k8s KUBECONFIG=…`).
+Such a server has a controller-manager, but neither a scheduler nor a kubelet. So `Kubelet` binds pods and sets their
+conditions, through the API (`make test-k8s KUBECONFIG=…`). The same code also runs against the double in every
+`make test` (`test_the_suite_runs_over_the_wire_alone`), so that it is known to work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BEAT_S = 5.0
 
 
 class Remote:
-    """Objects of one namespace, read as those of the double are."""
+    """The objects of one namespace, with the double's methods for reading."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self.client = client
@@ -58,7 +58,7 @@ class Remote:
 
 
 class Kubelet:
-    """Binds pods and tells their conditions, through the API alone."""
+    """Binds pods to a node and sets their conditions, through the API alone."""
 
     def __init__(self, remote: Remote, fleet: FakeFleet, gpus: int | None = None, start_steps: int = 3) -> None:
         self.remote = remote
@@ -73,14 +73,16 @@ class Kubelet:
         self.since = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     async def _beat(self) -> None:
-        """The node is there and well: pods of one that says nothing for 40 s are called not ready, and evicted."""
+        """Report that the node is Ready. After 40 s without a report, Kubernetes marks its pods as not ready and evicts
+        them.
+        """
         now = datetime.now(UTC)
         stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "the tests'"}
         ready |= {"lastHeartbeatTime": stamp, "lastTransitionTime": self.since}
         status = {"conditions": [ready], "capacity": {"cpu": "64", "memory": "256Gi", "pods": "500"}}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}
-        with suppress(ApiFailed):  # it is there from before
+        with suppress(ApiFailed):  # the node exists already
             await self.remote.client.request("POST", "/api/v1/nodes", body=node)
         content = "application/merge-patch+json"
         body = {"status": {**status, "allocatable": status["capacity"]}}
@@ -93,7 +95,7 @@ class Kubelet:
                 beaten_at = time.monotonic()
                 await self._beat()
             for pod in self.remote.all("pods"):
-                with suppress(ApiFailed):  # another one was quicker: look again
+                with suppress(ApiFailed):  # another writer was faster: try again at the next step
                     await self._run(pod)
             self.down.append(len(self.serving()))
             await asyncio.sleep(STEP_S)

@@ -1,6 +1,6 @@
-"""The "restricted" profile of pods, rule by rule, as kubernetes.io has it ("Pod Security Standards").
+"""The profile "restricted" for pods, rule by rule, after the page "Pod Security Standards" (kubernetes.io).
 
-Written from the page, independent of what makes the pods; every rule of "baseline" is part of it.
+It is written from the page, independently of the code that makes the pods. It includes every rule of "baseline".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 
 
 def broken(pod: Json) -> set[str]:
-    """The rules that a pod (its template: `metadata`, `spec`) does not keep."""
+    """The rules that a pod or a pod template (`metadata`, `spec`) breaks."""
     return {*_of_pod(pod), *(rule for each in containers(pod["spec"]) for rule in _of_container(each, pod["spec"]))}
 
 
@@ -54,7 +54,7 @@ def _of_pod(pod: Json) -> Iterator[str]:
 
 
 def _of_both(security: Json) -> Iterator[str]:
-    """Rules about fields that pods and containers have alike."""
+    """Rules for fields that both pods and containers have."""
     if security.get("windowsOptions", {}).get("hostProcess"):
         yield "HostProcess"
     if security.get("appArmorProfile", {}).get("type") == "Unconfined":

@@ -1,7 +1,7 @@
-"""What an API server does to a custom resource by its schema: prune, default, validate, and evaluate CEL rules.
+"""Applies a custom resource's schema as an API server does: prune, set defaults, validate, evaluate CEL rules.
 
 Follows "Extend the Kubernetes API with CustomResourceDefinitions" (kubernetes.io). Not done: `format`, `oneOf` and the
-like, the cost of rules, Kubernetes' own CEL functions; docs/decisions/0010-kubernetes.md lists it.
+like, the cost of rules, Kubernetes' own CEL functions (docs/decisions/0010-kubernetes.md).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TYPES = {"string": str, "boolean": bool, "object": dict, "array": list}
 
 
 def pruned(value: Any, schema: Mapping[str, Any], *, root: bool = True) -> Any:
-    """A copy without the fields that the schema does not know."""
+    """A copy without the fields that are not in the schema."""
     if isinstance(value, dict):
         known, rest = schema.get("properties", {}), schema.get("additionalProperties")
         if schema.get("x-kubernetes-preserve-unknown-fields"):
@@ -38,7 +38,7 @@ def pruned(value: Any, schema: Mapping[str, Any], *, root: bool = True) -> Any:
 
 
 def defaulted(value: Any, schema: Mapping[str, Any]) -> Any:
-    """The value with the defaults of what is left out put in."""
+    """The value, with the schema's defaults for missing fields. Changes mappings in place."""
     if isinstance(value, dict):
         for name, inner in schema.get("properties", {}).items():
             if name not in value and "default" in inner:
@@ -55,7 +55,7 @@ def defaulted(value: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def faults(value: Any, schema: Mapping[str, Any], old: Any = None) -> list[str]:
-    """Everything that the schema refuses, as ``path: message``; rules are asked of values of the right form only."""
+    """All errors by the schema, as ``path: message``. CEL rules are evaluated only if types and bounds are right."""
     found = list(_shape_faults(value, schema, ""))
     if found or (isinstance(old, dict) and old.get("spec") == value.get("spec")):  # no rule is about status
         return found
@@ -118,7 +118,7 @@ def _bounds(value: Any, schema: Mapping[str, Any], where: str) -> Iterator[str]:
 def _inside(
     value: Any, schema: Mapping[str, Any], old: Any, path: str
 ) -> Iterator[tuple[str, Any, Mapping[str, Any], Any]]:
-    """What is in a value: where, the inner value, its schema, and what stood there before."""
+    """The values inside a value: the path, the inner value, its schema, and its value before."""
     if isinstance(value, dict):
         rest = schema.get("additionalProperties")
         before = old if isinstance(old, dict) else {}
@@ -141,7 +141,7 @@ def _program(rule: str) -> Any:
 def _rules(value: Any, schema: Mapping[str, Any], old: Any, where: str) -> Iterator[str]:
     for each in schema.get("x-kubernetes-validations", ()):
         rule = each["rule"]
-        if re.search(r"\boldSelf\b", rule) and old is None:  # a transition rule: only where there was a value
+        if re.search(r"\boldSelf\b", rule) and old is None:  # a transition rule needs a value before
             continue
         given = {"self": cel(value, schema)} | ({} if old is None else {"oldSelf": cel(old, schema)})
         if not holds(rule, given):
@@ -149,12 +149,12 @@ def _rules(value: Any, schema: Mapping[str, Any], old: Any, where: str) -> Itera
 
 
 def holds(rule: str, given: Mapping[str, Any]) -> bool:
-    """Whether a rule is true; one that cannot be evaluated is not."""
-    return _program(rule).evaluate(dict(given)) == True  # noqa: E712 - celpy's own truth
+    """Whether a rule is true; a rule that cannot be evaluated is false."""
+    return _program(rule).evaluate(dict(given)) == True  # noqa: E712 - celpy's own type of bool
 
 
 def cel(value: Any, schema: Mapping[str, Any]) -> Any:
-    """A value as CEL has it by its schema: a `number` is a double even where it is written without a point."""
+    """A value as a CEL value of the schema's type: a `number` is a double, also if it has no decimal point."""
     from celpy import celtypes, json_to_cel
 
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""An operator on a stage: the API double or a real API server, what runs pods there, and a resource that changes."""
+"""A stage for the operator's scenarios: an API server (the double or a real one), a kubelet, and a BatonCluster."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from k8s.plan import Images
 
 IMAGES = Images(engine="engine:1", router="router:1", redis="redis:8")
 LIMIT_S = 240.0
-"""By a clock that jumps over idle time: the operator looks at everything once a minute, and what a disturbed watch has
-missed must come right by that."""
+"""Seconds of a clock that jumps over idle time. The operator lists all objects once a minute, and so corrects what a
+disturbed watch has missed."""
 REAL_LIMIT_S = 120.0
-"""On a real server, whose controllers and garbage collector take their time."""
+"""Seconds on a real server, whose controllers and garbage collector are slower."""
 TEST_LABEL = "serving.baton.dev/test"
 ROOT_CA = "kube-root-ca.crt"
-"""A ConfigMap that the controller-manager puts into every namespace, and again when it is gone."""
+"""A ConfigMap that the controller-manager puts into every namespace, and puts back if it is deleted."""
 
 
 _open_context = ssl.create_default_context
@@ -42,12 +42,12 @@ _open_context = ssl.create_default_context
 
 @functools.cache
 def _trusting(**words: Any) -> ssl.SSLContext:
-    """Each client of the double would read the system's certificates anew, a tenth of a second of a core."""
+    """One SSL context for all clients of the double: to read the system's certificates takes 0.1 s of CPU each time."""
     return _open_context(**words)
 
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks and retries that take minutes in a cluster take a moment."""
+    """Shorten the operator's intervals and retries, which take minutes in a cluster, to fractions of a second."""
     monkeypatch.setattr(controller, "BUSY_S", 0.1)
     monkeypatch.setattr(controller, "IDLE_S", 0.5)
     monkeypatch.setattr(kinds, "UNSURE_S", 0.1)
@@ -67,7 +67,9 @@ def image(name: str) -> Json:
 
 @dataclass
 class Mode:
-    """Where the scenarios run: on the double from inside, on the double by its wire alone, on a real API server."""
+    """Where the scenarios run: on a real API server (`kubeconfig`), on the double through its HTTP interface alone
+    (`wire_alone`), or on the double with direct access to its objects.
+    """
 
     kubeconfig: str = ""
     wire_alone: bool = False
@@ -105,7 +107,7 @@ class Stage:
         await self._seen(await self.client.merge(API_VERSION, "BatonCluster", NS, "chat", {"spec": wanted}))
 
     async def _seen(self, thing: Json) -> None:
-        """Wait until a test that reads sees what was written."""
+        """Wait until the stage's own copy of the objects has this version of the resource."""
         name, version = thing["metadata"]["name"], int(thing["metadata"]["resourceVersion"])
         async with asyncio.timeout(LIMIT_S):
             while True:
@@ -116,7 +118,7 @@ class Stage:
 
     @property
     def double(self) -> ApiServer:
-        """The double itself, where a scenario is about its misbehaviour or about what was asked of it."""
+        """The double, for scenarios that need its faults or its record of requests; without it they are skipped."""
         if self.inside is None or not isinstance(self.server, ApiServer):
             pytest.skip("needs the API double")
         return self.inside
@@ -175,7 +177,7 @@ async def staged(gpus: int | None = None) -> AsyncIterator[Stage]:
         try:
             try:
                 yield stage
-            finally:  # also after a skip or a failure: the next scenario finds the same server
+            finally:  # also after a skip or a failure: the next scenario uses the same server
                 if isinstance(stage.server, Remote):
                     await emptied(stage)
         finally:
@@ -186,7 +188,7 @@ async def staged(gpus: int | None = None) -> AsyncIterator[Stage]:
 
 
 async def prepared(client: ApiClient) -> None:
-    """The definitions and the namespace, on a server that may have them, and a namespace that is the tests' own."""
+    """Create the CRDs and the namespace if the server has none. An existing namespace must have the tests' label."""
     metadata = {"name": NS, "labels": {TEST_LABEL: "true"}}
     try:
         await client.request("POST", "/api/v1/namespaces", body={"kind": "Namespace", "metadata": metadata})
@@ -210,7 +212,7 @@ async def prepared(client: ApiClient) -> None:
 
 
 async def swept(kubeconfig: str) -> None:
-    """After the last scenario on a real server: the namespace, the node and the definitions are gone."""
+    """Delete the namespace, the node and the CRDs after the last scenario on a real server."""
     client = await ApiClient.open(kubeconfig)
     paths = [f"/api/v1/namespaces/{NS}", f"/api/v1/nodes/{NODE}"]
     paths += [f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}" for crd in crds()]
@@ -219,7 +221,7 @@ async def swept(kubeconfig: str) -> None:
             with suppress(ApiFailed):
                 await client.request("DELETE", path, body={})
         async with asyncio.timeout(REAL_LIMIT_S):
-            while await _is_there(client, paths[0]):  # a namespace that ends takes nothing new
+            while await _is_there(client, paths[0]):  # a namespace that is being deleted accepts no new objects
                 await asyncio.sleep(0.5)
     finally:
         await client.close()
@@ -245,8 +247,8 @@ async def remote_stage(client: ApiClient, fleet: FakeFleet, gpus: int | None) ->
 
 
 async def emptied(stage: Stage) -> None:
-    """Nothing is left for the next scenario on the same server: clusters first, then what has no owner."""
-    for task in stage.tasks[1:]:  # the first keeps the watches, by which we see it
+    """Delete all objects before the next scenario on the same server: clusters first, then objects without an owner."""
+    for task in stage.tasks[1:]:  # the first task keeps the watches, which are needed below
         if task.get_name() == "operator":
             task.cancel()
     for kind, plural in (("BatonPool", "batonpools"), ("BatonCluster", "batonclusters")):
@@ -261,6 +263,6 @@ async def emptied(stage: Stage) -> None:
 
 
 def _kept(thing: Json) -> bool:
-    """What every namespace has."""
+    """Whether every namespace has such an object, so that it stays."""
     name = thing["metadata"]["name"]
     return name in {ROOT_CA, "default"} or thing.get("type") == "kubernetes.io/service-account-token"

@@ -1,4 +1,4 @@
-"""A cluster of instances that follows moves: schedules, starts, drains and deletes, one step at a time."""
+"""A simulated cluster that carries out the plan's moves: it schedules, starts, drains and deletes instances."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ STEP_S = 10.0
 
 @dataclass
 class World:
-    """What there is. `gpus`: of all nodes together; None: as many as are asked for."""
+    """The cluster's instances, GPUs and clock. `gpus`: GPUs of all nodes together; None: no limit."""
 
     model: WantedModel
     gpus: int | None = None
     tell_free: bool = False
     chance: random.Random = field(default_factory=random.Random)
     longest_drain_s: float = 3 * STEP_S
-    """Streams of an instance end so long after its drain began, or sooner, by chance."""
+    """The longest time in seconds from the beginning of a drain until the instance's streams end. It is drawn."""
     broken: frozenset[str] = frozenset()
-    """Revisions whose engines never come up."""
+    """Revisions whose engines never become ready."""
     instances: dict[str, PlannedObject] = field(default_factory=dict)
     now: float = 1000.0
     age: dict[str, int] = field(default_factory=dict)
     drains: dict[str, float] = field(default_factory=dict)
-    """By instance, how long its streams go on for."""
+    """By instance: how many seconds its streams go on after the drain has begun."""
 
     def limits(self) -> PlanLimits:
         free = {} if self.gpus is None or not self.tell_free else {"": self.free()}
@@ -59,20 +59,20 @@ class World:
         return todo
 
     def run(self, steps: int = 1, *, crash: bool = False) -> None:
-        """Plan and carry out; with `crash`, each time only a part of the moves, up to a random one."""
+        """Plan moves and carry them out. `crash`: each step carries out only a random number of the first moves."""
         for _ in range(steps):
             todo = self.plan()
             self.carry_out(todo[: self.chance.randint(0, len(todo))] if crash else todo)
             self.pass_time()
 
     def settle(self, most: int = 400, *, crash: bool = False) -> int:
-        """Run until nothing is to be done and nothing changes; the steps it took."""
+        """Run until the plan has no moves and nothing changes. Returns the number of steps."""
         quiet = 0
         for step in range(most):
             before = dict(self.instances)
             self.run(crash=crash)
             quiet = quiet + 1 if before == self.instances and not self.plan() else 0
-            if quiet >= 6:  # longer than any engine takes to come up
+            if quiet >= 6:  # more steps than any engine takes to start
                 return step
         raise AssertionError(f"not settled after {most} steps: {self.plan()} {sorted(self.instances.items())}")
 
@@ -96,7 +96,7 @@ class World:
                     self.age[name] = 0
 
     def _start(self, pool: WantedPool, name: str) -> None:
-        assert name not in self.instances, "a name that is taken"
+        assert name not in self.instances, "the name is taken"
         self.age[name] = 0
         self.instances[name] = PlannedObject(
             name=name,
@@ -137,7 +137,7 @@ class World:
             self._change(name, drained=True)
 
     def _open_gates(self) -> None:
-        """Routers know which instances are healthy, and have proven every pair of a family."""
+        """Let routers know all healthy instances and have proven all their pairs, and set `ready` by the gates."""
         there = list(self.instances.values())
         healthy = [each.name for each in there if each.healthy]
         pairs = frozenset(frozenset({one, other}) for one in healthy for other in healthy)

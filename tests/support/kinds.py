@@ -1,4 +1,4 @@
-"""The rows of docs/exactness.md's table of kinds: what live tests saw of each, kept in docs/benchmarks/kinds.json."""
+"""The rows of the table of model kinds in docs/exactness.md. Live tests write them to docs/benchmarks/kinds.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "kinds.json
 
 
 class Seen(NamedTuple):
-    """How a router served a kind of model that nobody had named to it."""
+    """How a router served a kind of model that it had no setting for, and why."""
 
     way: str
     because: str
@@ -20,18 +20,18 @@ class Seen(NamedTuple):
 
 @dataclass
 class Table:
-    """The published rows. `publish`: a test writes what it saw; otherwise it has to see the same way again."""
+    """The published rows. `publish`: a test writes what it saw; otherwise it has to see what is published."""
 
     publish: bool = False
     file: Path = FILE
 
     def rows(self) -> dict[str, dict[str, object]]:
-        """By kind."""
+        """The rows by kind of model."""
         found: dict[str, dict[str, object]] = json.loads(self.file.read_text()) if self.file.exists() else {}
         return found
 
     def saw(self, kind: str, seen: Seen, answers: int) -> None:
-        """`answers`: how many were compared with those of one engine alone, and were equal."""
+        """Publish a row, or check it. `answers`: how many answers were equal to those of one engine alone."""
         rows = self.rows()
         if self.publish:
             rows[kind] = {"way": seen.way, "because": seen.because, "answers": answers, "vllm": _vllm()}

@@ -1,4 +1,4 @@
-"""Bodies that no server should take, made by the thousand from a seed: each is wrong in a way that it names."""
+"""Malformed request bodies, made by the thousand from a seed. Each names what is wrong with it (`kind`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUMBERS = ("max_tokens", "min_tokens", "n", "temperature", "top_p", "seed")
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """One request. `length` is its Content-Length; None: the body's own."""
+    """One request. `length` is the value of its Content-Length; None: the body's length."""
 
     kind: str
     path: str
@@ -33,7 +33,7 @@ class Malformed:
 
 
 def malformed(seed: int, count: int) -> Iterator[Malformed]:
-    """So many of them, of each kind about as many."""
+    """`count` malformed requests, with about as many of each kind."""
     chance = random.Random(seed)
     kinds = list(KINDS.items())
     for number in range(count):
@@ -48,7 +48,7 @@ def _text(chance: random.Random) -> str:
 
 
 def _right(chance: random.Random, path: str) -> dict[str, Any]:
-    """A request that would be answered."""
+    """The body of a request that a server would answer."""
     body: dict[str, Any] = {"model": "fake"}
     if "chat" in path:
         body["messages"] = [{"role": "user", "content": _text(chance)}]
@@ -92,7 +92,7 @@ def _wrong_type(chance: random.Random, path: str) -> tuple[bytes]:
 
 
 def _wrong_number(chance: random.Random, path: str) -> tuple[bytes]:
-    """Generation alone has numbers."""
+    """Only generation requests have these fields."""
     odd = chance.choice(["x", [], {}, True, -1, -(10**30), [1], "1e400", 10**400])
     field = chance.choice(NUMBERS[:3])
     return (_changed(chance, path, **{field: odd}).replace(b"Infinity", b"1e400"),)
@@ -130,7 +130,7 @@ def _not_an_object(chance: random.Random, path: str) -> tuple[bytes]:
 
 
 def _twice(chance: random.Random, path: str) -> tuple[bytes]:
-    """Of two keys of one name the last counts: here it is the wrong one."""
+    """If a key occurs twice, its last value counts. Here the last value is wrong."""
     field = chance.choice(["model", "messages" if "chat" in path else "prompt"])
     return (_raw(chance, path)[:-1] + f', "{field}": 7}}'.encode(),)
 
@@ -159,7 +159,7 @@ def _noise(chance: random.Random, path: str) -> tuple[bytes]:
 
 
 def _wrong_length(chance: random.Random, path: str) -> tuple[bytes, str, bytes]:
-    """The connection is of no use after it: nobody knows where the next request begins."""
+    """A wrong Content-Length. The connection cannot be used after it: the next request's beginning is unknown."""
     return b"", JSON, chance.choice([b"x", b"-1", b"1e3", b"0x10", b"+5", b"9" * 30, b"5, 6", b"1 2"])
 
 

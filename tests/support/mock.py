@@ -1,4 +1,4 @@
-"""Mocks for tests: as a process of their own (`Mocks`), or in the test's own loop (`mock_settings`, `MockFleet`)."""
+"""Mock engines for tests: in a process of their own (`Mocks`), or in the test's loop (`mock_settings`, `MockFleet`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.twin.config import TwinConfig
 
 @dataclass
 class Mocks:
-    """A running `baton mock`."""
+    """A running process `baton mock`."""
 
     process: subprocess.Popen[str]
     urls: dict[str, str]
@@ -54,7 +54,7 @@ class Mocks:
 def mock_settings(
     name: str, role: Role, *, step_ms: float = 1.0, transfer_ms: float = 0.5, **more: Any
 ) -> MockSettings:
-    """A mock that is quick: `more` are fields of `MockSettings`, or of the twin's `TwinConfig`."""
+    """Settings of a fast mock. `more`: fields of `MockSettings`, or of the twin's `TwinConfig`."""
     own = {key: more.pop(key) for key in list(more) if key in MockSettings.__dataclass_fields__}
     config = TwinConfig(**{"role": role, "num_blocks": 4096, "max_model_len": 8192, **more})
     plain = {"model": "fake", "kv_bytes_per_token": 1000, "costs": SimpleCosts(step_ms=step_ms, prefill_ms_per_1k=5.0)}

@@ -1,4 +1,4 @@
-"""A router with whatever settings in front of mocks, in the test's own loop."""
+"""A router with a test's settings in front of mock engines, in the test's own event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from router.api.config import RouterConfig
 
 @dataclass
 class MockedRouter:
-    """A running router, its mocks and a client."""
+    """A running router, its mocks and an HTTP client."""
 
     endpoint: str
     admin: str
@@ -31,7 +31,7 @@ class MockedRouter:
     async def ask(
         self, body: dict[str, Any], path: str = "/v1/completions", **headers: str
     ) -> tuple[int, Any, dict[str, str]]:
-        """Status, answer (the text of a stream) and headers."""
+        """Send a request. Returns the status, the answer (a stream as text) and the headers."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.client.post(self.endpoint + path, json=body, headers=named) as response:
             whole = response.content_type == "application/json"
@@ -42,7 +42,7 @@ class MockedRouter:
             return await response.json()
 
     async def metrics(self) -> dict[str, float]:
-        """By name and labels."""
+        """The router's metrics, by name with labels."""
         async with self.client.get(f"{self.admin}/metrics") as response:
             lines = (await response.text()).splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
@@ -53,7 +53,7 @@ class MockedRouter:
 async def mocked_router(
     settings: Sequence[MockSettings], *, pins: bool = False, early: bool = False, up: bool = True, **router: Any
 ) -> AsyncIterator[MockedRouter]:
-    """A router that has seen every mock, and has said that it is ready; without `up` before either."""
+    """A router that has seen every mock up and reports that it is ready. `up` False: do not wait for that."""
     async with MockFleet(list(settings)) as mocks, aiohttp.ClientSession() as client:
         instances = tuple(
             Instance(id=InstanceId(name), role=each.settings.role, url=each.url, pins=pins, early=early)

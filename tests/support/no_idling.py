@@ -1,8 +1,8 @@
-"""A running event loop that waits for nothing but work: while all is quiet, its clock jumps to the next timer.
+"""Lets a running event loop skip idle time: while nothing arrives, the loop's clock jumps to the next timer.
 
-For tests in one process, whose peers talk over loopback: what one has written the other can read at once, so that with
-nothing to read the next thing to happen is a timer. What has to be waited for in earnest, because a thread or another
-process does it, is not hurried: the clock stands while a thread of the loop's pool is busy.
+For tests whose clients and servers run in one process and talk over loopback. Written bytes can be read at once, so if
+there is nothing to read, the next event is a timer. The clock does not jump while a thread of the loop's pool is busy:
+that work takes real time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from typing import Any
 
 GRACE_S = 0.0005
-"""How long nothing must arrive, by the real clock, before the loop's clock jumps."""
+"""For how many real seconds nothing may arrive before the loop's clock jumps."""
 
 
 class _Impatient:
-    """A selector that waits at most `GRACE_S`, and lets the clock jump over the rest."""
+    """A selector that waits at most `GRACE_S`, and lets the clock jump over the rest of the time."""
 
     def __init__(self, real: selectors.BaseSelector, skip: Callable[[float], bool]) -> None:
         self._real, self._skip = real, skip
@@ -39,7 +39,7 @@ class _Impatient:
 
 @contextmanager
 def no_idling() -> Iterator[Callable[[], float]]:
-    """Within it the running loop jumps over idle time; gives Unix time by the same clock.
+    """Let the running loop jump over idle time. Yields a function that returns Unix time by the same clock.
 
     Raises:
         TypeError: the loop has no selector that could be replaced.
@@ -67,6 +67,6 @@ def no_idling() -> Iterator[Callable[[], float]]:
     loop.run_in_executor = run_in_executor
     try:
         yield lambda: time.time() + skipped[0]
-    finally:  # the clock stays ahead: timers that are set already are on it
+    finally:  # the clock stays ahead, since pending timers were set by it
         loop._selector = real_selector
         loop.run_in_executor = real_run

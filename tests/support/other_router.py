@@ -1,4 +1,4 @@
-"""Another router in front of a cluster's engines: with a policy, classes or tenants that the cluster's own has not."""
+"""Another router in front of a cluster's engines, with a policy, classes or tenants that the cluster's router lacks."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Any
 from support.cluster import Cluster, within
 
 SEEN_S = 20.0
-"""A router on busy cores has seen every engine by then."""
+"""Seconds within which a router on busy cores has seen every engine."""
 
 
 @dataclass(frozen=True)
 class OtherRouter:
-    """A running one, asked over HTTP."""
+    """A running router, reached over HTTP."""
 
     endpoint: str
     admin: str
     model: str
 
     def ask(self, path: str, body: dict[str, Any], **headers: str) -> tuple[int, Any, dict[str, str]]:
-        """Status, answer and headers; names of headers have underscores here."""
+        """Send a request. Returns status, answer and headers. In names of `headers`, `_` stands for `-`."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         raw = json.dumps({"model": self.model, **body}).encode()
         request = urllib.request.Request(
@@ -43,14 +43,14 @@ class OtherRouter:
                 return error.code, json.loads(error.read()), dict(error.headers)
 
     def metrics(self) -> dict[str, float]:
-        """By name and labels."""
+        """The router's metrics, by name with labels."""
         with urllib.request.urlopen(f"{self.admin}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
     def explain(self, request_id: str) -> dict[str, Any]:
-        """The story of a request, once it is over."""
+        """The explanation of a request (`/explain/{id}`), once the request is over."""
         found: list[dict[str, Any]] = []
 
         def over() -> bool:
@@ -62,7 +62,7 @@ class OtherRouter:
         return found[-1]
 
     def sees_all(self) -> bool:
-        """Whether every engine is up."""
+        """Whether the router sees every engine up."""
         try:
             with urllib.request.urlopen(f"{self.admin}/ready", timeout=5) as answer:
                 seen = json.loads(answer.read())["instances"]
@@ -74,7 +74,7 @@ class OtherRouter:
 
 @contextmanager
 def other_router(cluster: Cluster, *words: str, engines: tuple[str, ...] = ()) -> Iterator[OtherRouter]:
-    """Started with these flags, with the fleet's keys for tickets, for these engines (none named: all)."""
+    """Start `baton router` with these flags and the fleet's ticket keys, for these engines (none named: all)."""
     record = next((cluster.state / "baton" / "clusters").glob("*.json"))
     keys = json.loads(record.read_text())["ticket_keys_file"]
     argv = [sys.executable, "-m", "baton", "router", "--json", "--port", "0", "--admin-port", "0", "--pins"]

@@ -1,6 +1,6 @@
-"""`baton`, with a router that hands over wherever a pair can serve: `workload`'s prices, and pairs count for little.
+"""`baton` with a router that hands over wherever a pair can serve: the policy `workload` with a low price for pairs.
 
-`python -m support.pairs_only router FLAGS`. On the model that ships, one instance is mostly the better one.
+`python -m support.pairs_only router FLAGS`. With the model that ships, `workload` itself usually chooses one instance.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 
 from baton import compiled
 
-compiled.use()  # before anything that is compiled is imported, as `baton` itself does
+compiled.use()  # before any compiled module is imported, as `baton` itself does
 
 from baton import cli  # noqa: E402 - see above
 from router.api import server  # noqa: E402
@@ -24,7 +24,7 @@ PAIRS = -0.99
 
 
 def pairs_only(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
-    """The cheapest pair, and whole requests only where there is none."""
+    """Choose the cheapest pair; choose one instance only where no pair can serve."""
     return weighed(fleet, wanted, PAIRS, PAIRS)
 
 

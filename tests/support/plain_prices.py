@@ -1,6 +1,7 @@
-"""What the workload policy says, worked out row by row with every formula written out: slow, and what the columns and
-short cuts of `router.scheduler.scoring.prices`, `router.scheduler.scoring.workload` and
-`router.scheduler.flow_control.queue.Gate` have to agree with.
+"""The workload policy's choice, computed instance by instance with every formula written out. It is slow.
+
+`router.scheduler.scoring.prices`, `router.scheduler.scoring.workload` and
+`router.scheduler.flow_control.saturation` compute the same by columns and short cuts, and have to agree with it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def looked_up(used: float, table: list[float]) -> float:
 
 @dataclass
 class Row:
-    """Everything about one instance for one request."""
+    """The figures of one instance for one request. Times are in milliseconds, prices in shares of a request."""
 
     place: bool
     open: bool
@@ -58,7 +59,7 @@ class Row:
 
 
 class Plain:
-    """One choice."""
+    """The computation of one choice."""
 
     def __init__(self, fleet: FleetSnapshot, wanted: Wanted) -> None:
         self.fleet, self.wanted, self.inflight = fleet, wanted, fleet.inflight
@@ -82,7 +83,7 @@ class Plain:
         self.rows = {view.row: self._row(view.row) for view in fleet}
 
     def may(self) -> list[int]:
-        """Who serves it, and whoever's it is."""
+        """The rows of instances that serve the request's model and its tenant."""
         model, tenant = self.wanted.model, self.wanted.tenant
         serving = [view for view in self.fleet if view.ready and (model is None or model in view.models)]
         return sorted(view.row for view in serving if not view.instance.tenants or tenant in view.instance.tenants)
@@ -176,7 +177,7 @@ class Plain:
                 found.harm = MISS * self._harmed(row, found.stall)
 
     def _harmed(self, row: int, stall: float) -> float:
-        """Every limit looked at by itself."""
+        """The running requests whose limit this prompt's stall may break, weighted by probability."""
         at, found = self.inflight.rows[row], 0.0
         busy = 1.0 - float(self.inflight.idle(self.wanted.now)[row])
         at.outlive(self.wanted.now)
@@ -190,7 +191,9 @@ class Plain:
         return found
 
     def waits(self, row: int) -> float:
-        """What is overdue takes as long again as it is late."""
+        """Milliseconds until the instance's prompts end. A prompt that is overdue is taken to need as long again as it
+        is late.
+        """
         return (
             abs(float(self.inflight.rows[row].ends) - self.wanted.now * 1000.0)
             if self.inflight.rows[row].prompts
@@ -213,7 +216,7 @@ class Plain:
         return pause + max(usual, self.inflight.rows[second].ends - comes_ms)
 
     def _pulled(self, first: int, second: int, told: float, pause: float, *, near: bool) -> float:
-        """Moving it, and what D pulls before it."""
+        """Milliseconds to move the request's KV to D, and to end the pulls that D does before it."""
         pulls, now = self.inflight.pulls(second), self.wanted.now
         network = pulls._near if near else pulls._far
         moving = told
@@ -273,7 +276,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Said:
-    """A choice: the rows, None for nobody; what it costs, and what the other kind would have."""
+    """A choice: its rows (None: no instance), its price, and the price of the best choice of the other kind."""
 
     prefill: int | None
     decode: int | None
@@ -283,7 +286,7 @@ class Said:
 
 
 def choose(fleet: FleetSnapshot, wanted: Wanted) -> Said:
-    """As `router.scheduler.scoring.workload.workload`."""
+    """The choice that `router.scheduler.scoring.workload.workload` has to make."""
     found = ready(fleet, wanted)
     plain = Plain(fleet, wanted)
     assert found.any.tolist() == [row for row in plain.may() if fleet.at(row).id not in wanted.excluded]

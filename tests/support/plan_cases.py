@@ -1,4 +1,4 @@
-"""Random tasks for `baton plan` that are small enough to try every fleet, and the trying."""
+"""Random tasks for `baton plan`, small enough to try every fleet, and the search that tries every fleet."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ from sim.evaluate import Goal
 MODELS = ("Llama-3.1-8B", "Qwen3-8B", "Qwen3-14B")
 TYPES = ("A100-80G-SXM", "H100-SXM", "H200", "L40S", "B200")
 COUNTS = ((3,), (4,), (2, 2), (3, 1), (1, 3), (5,), (2, 3))
-"""GPUs of each type: more, and some cases have a thousand fleets. Small cases have those of the first five."""
+"""How many GPUs of each type a task has. With more GPUs, some tasks would have a thousand fleets. Small tasks have one
+of the first five."""
 
 
 @dataclass(frozen=True, slots=True)
 class Optimum:
-    """What trying every fleet found."""
+    """The result of trying every fleet."""
 
     price: float
-    """Of the cheapest that holds; infinite: none does."""
+    """The price of the cheapest fleet that keeps the promises; infinite: no fleet does."""
     tried: int
 
 
 def random_task(seed: int, *, small: bool = False) -> Task:
-    """Model, GPUs with their prices and speeds, load, promises: all drawn.
+    """A task with a random model, GPUs with random prices and speeds, a random load and random promises.
 
-    The rate is drawn as a share of what the GPUs could do at best, promises as multiples of what a request takes alone
-    at best: so most cases have an answer, and few a trivial one.
+    The rate is drawn as a share of the GPUs' highest rate. Promises are drawn as multiples of the times of a request
+    that is alone on the best GPU. So most tasks have an answer, and few a trivial one.
     """
     rng = np.random.default_rng(seed)
     name = str(rng.choice(MODELS))
@@ -74,7 +75,7 @@ def random_task(seed: int, *, small: bool = False) -> Task:
 
 
 def goal(ttft_ms: float, tpot_ms: float, attainment: float) -> Goal:
-    """Of a class."""
+    """The goal of a class."""
     return Goal(
         targets=Targets(ttft_ms, None, tpot_ms, None),
         attainment=attainment,
@@ -83,7 +84,7 @@ def goal(ttft_ms: float, tpot_ms: float, attainment: float) -> Goal:
 
 
 def _alone(task: Task) -> tuple[float, float, float]:
-    """Of the middle request on the best of the GPUs, in ms: first token, a token after it, and its work at best."""
+    """Least times in ms of the median request on the best GPU: first token, each later token, and its mean work."""
     demand = task.demand()
     found = []
     for gpu, _ in task.gpus:
@@ -108,7 +109,7 @@ def _gpus(rng: np.random.Generator, choices: tuple[tuple[int, ...], ...]) -> tup
 
 
 def _priced(rng: np.random.Generator, gpu: Gpu) -> Gpu:
-    """With a price of its own; one in three with speeds of its own, which no profile knows."""
+    """The GPU with a drawn price; one in three also gets drawn speeds, for which no profile exists."""
     priced = replace(gpu, usd_per_hour=round(gpu.usd_per_hour * float(rng.lognormal(0.0, 0.5)), 2))
     if rng.random() < 0.67:
         return priced
@@ -123,7 +124,7 @@ def _priced(rng: np.random.Generator, gpu: Gpu) -> Gpu:
 
 
 def _requests(rng: np.random.Generator, count: int, classes: tuple[str, ...]) -> tuple[Arrival, ...]:
-    """All at once: their times are drawn when it is known how long they take."""
+    """Requests that all arrive at 0 s. Their times are drawn later, when it is known how long a request takes."""
     prompt, answer = math.log(float(rng.uniform(200, 4000))), math.log(float(rng.uniform(10, 120)))
     spread = float(rng.uniform(0.1, 1.1))
     return tuple(
@@ -138,7 +139,7 @@ def _requests(rng: np.random.Generator, count: int, classes: tuple[str, ...]) ->
 
 
 def fleets(task: Task, planner: Planner) -> Iterator[tuple[float, Arrangement, Counts]]:
-    """Every fleet within the GPUs there are, with what it costs: also those that bounds rule out."""
+    """Every fleet that the available GPUs allow, with its price, including fleets that bounds rule out."""
     available = {gpu.name: most for gpu, most in task.gpus}
     for each in arrangements(task.shape, task.gpus):
         if any(planner.member(kind) is None for kind in each):
@@ -153,13 +154,13 @@ def fleets(task: Task, planner: Planner) -> Iterator[tuple[float, Arrangement, C
 
 
 def price_of(task: Task, arrangement: Arrangement, counts: Counts) -> float:
-    """What the task makes small."""
+    """What the task minimises: the price per hour, or the number of GPUs."""
     each = [kind.gpu.usd_per_hour if task.objective == "cost" else 1.0 for kind in arrangement]
     return sum(price * kind.gpus * count for price, kind, count in zip(each, arrangement, counts, strict=True))
 
 
 def optimum(task: Task) -> Optimum:
-    """By trying every fleet, cheapest first, until one holds."""
+    """Try every fleet, cheapest first, until one keeps the promises."""
     planner = Planner(task)
     tried = 0
     for price, arrangement, counts in sorted(fleets(task, planner), key=lambda each: each[0]):

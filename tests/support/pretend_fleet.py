@@ -1,5 +1,6 @@
-"""A fleet that only pretends: counts of arrivals and instances with start-up times, no engines. For hours of controller
-time in seconds. Answers come after a while; attainment is perfect, unless a test says otherwise.
+"""A fleet without engines for tests of the goodput controller: counters of requests, and instances with start-up times.
+
+It runs hours of controller time in seconds. Requests end at once, and all meet their targets unless a test sets `met`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PROMISE = ClassPromise(ttft_ms=TARGETS.ttft_ms, tpot_ms=TARGETS.tpot_ms, attainm
 
 
 def pools(startup_s: float = 60.0, **rest: Any) -> list[ScalingPool]:
-    """Prefill and decode on a small engine that flips."""
+    """A prefill pool and a decode pool of the same engine, whose instances can flip roles."""
     shelf = Shelf(shipped.models(), shipped.profiles())
     found = []
     for role in (Role.PREFILL, Role.DECODE):
@@ -51,14 +52,14 @@ def pools(startup_s: float = 60.0, **rest: Any) -> list[ScalingPool]:
 
 @dataclass
 class PretendFleet:
-    """The actuator and the router's counters at once."""
+    """The actuator and the router's counters in one object."""
 
     startup_s: float = 60.0
     instances: dict[InstanceId, InstanceSeen] = field(default_factory=dict)
     gpus: int | None = None
-    """How many there are; None: as many as are asked for."""
+    """How many GPUs exist; None: no limit."""
     taken: int = 0
-    """Of them, those that others use."""
+    """How many of `gpus` other programs use."""
     life: str = "1"
     actions: list[tuple[float, do.Action]] = field(default_factory=list)
     most_gpus: int = 0
@@ -73,7 +74,7 @@ class PretendFleet:
     answer: int = 1000
     starts_fail: bool = False
     drained: set[InstanceId] = field(default_factory=set)
-    """Were seen to drain once: they are gone at the next look."""
+    """Instances that were seen to drain at the last look: they are gone at the next one."""
 
     @staticmethod
     def of(prefills: int, decodes: int, **rest: Any) -> PretendFleet:
@@ -85,7 +86,7 @@ class PretendFleet:
         return fleet
 
     def arrive(self, count: int, met: float = 1.0) -> None:
-        """So many requests, which end at once."""
+        """Count so many requests, which end at once. `met`: the share that meets its targets."""
         for _ in range(count):
             self.prompts.add(self.prompt)
             self.answers.add(self.answer)
@@ -108,11 +109,11 @@ class PretendFleet:
         )
 
     def heard(self, now: float) -> tuple[RouterCounts, ...]:
-        """What a look finds of routers."""
+        """The counters of the routers that answer."""
         return (self.counts(now),) if self.hears else ()
 
     def observe(self, now: float) -> tuple[InstanceSeen, ...]:
-        """Starts that are over are ready, drains are gone."""
+        """The instances now. Instances whose start-up time is over are ready, drained ones are gone."""
         for name in self.drained & self.instances.keys():
             del self.instances[name]
         self.drained = {name for name, each in self.instances.items() if each.leaving}
@@ -133,7 +134,7 @@ class PretendFleet:
         return self.gpus is not None and 2 * placed + self.taken + 2 > self.gpus
 
     def give(self, action: do.Action, now: float) -> str:
-        """Idempotent, as actuators are."""
+        """Carry out an action; idempotent, as actuators are."""
         self.actions.append((now, action))
         name = action.instance
         match action:
@@ -158,24 +159,25 @@ class PretendFleet:
 
 @dataclass
 class Drive:
-    """A controller on a pretended fleet."""
+    """A controller with a pretended fleet."""
 
     controller: Controller
     fleet: PretendFleet
     now: float = 0.0
     decisions: list[Decision] = field(default_factory=list)
     lines: list[bytes] = field(default_factory=list)
-    """The controller's log, where it is kept."""
+    """The controller's decision log, if `keeps` is set."""
     keeps: bool = False
     leads: bool = True
     kill_after: int | None = None
-    """The controller is killed before it gives this action of all to the actuator, and another one begins."""
+    """After so many actions the controller is killed, before it gives the next one to the actuator; `make` makes a new
+    one."""
     make: Callable[[], Controller] | None = None
     check: Callable[[Check], Checked | None] | None = None
-    """Says whether a fleet would do; None: later, by the test's own `feed`."""
+    """Answers whether a fleet would keep the promises. If it returns None, the test answers later by `feed`."""
 
     def look(self) -> None:
-        """One look, and what follows from it."""
+        """Let the controller observe the fleet, and carry out the effects."""
         seen = Observation(
             at_s=self.now,
             routers=self.fleet.heard(self.now),
@@ -211,7 +213,7 @@ class Drive:
     def run(
         self, rate: Callable[[float], float], seconds: float, rng: np.random.Generator | None = None, met: float = 1.0
     ) -> None:
-        """A look every five seconds, with Poisson arrivals in between; without chance, evenly spaced ones."""
+        """Look every five seconds, with Poisson arrivals in between; without `rng`, with the mean number of them."""
         until = self.now + seconds
         while self.now < until:
             self.now += 5.0
@@ -229,7 +231,7 @@ def drive(
     kinds: list[ScalingPool] | None = None,
     **rest: Any,
 ) -> Drive:
-    """A controller on a fleet of so many."""
+    """A controller with a fleet of so many ready instances."""
     rules = rules or ControlRules(**({} if budget is None else {"budget": budget}))
     listed = kinds or pools(startup_s)
 
@@ -240,7 +242,7 @@ def drive(
 
 
 def ways(actions: list[tuple[float, do.Action]]) -> list[str]:
-    """Up and down, one word for each change of direction."""
+    """The directions of these actions, `up` or `down`: one word for each change of direction."""
     found: list[str] = []
     for _, action in actions:
         way = "up" if isinstance(action, do.Start) else "down" if isinstance(action, do.Drain | do.Stop) else ""

@@ -1,9 +1,11 @@
-"""Producers and consumers of pushes, real block contents between them, and a network that does its worst.
+"""Producers and consumers of pushes, real block contents between them, and an unreliable network.
 
-Nothing here moves by itself: whoever drives it says which message arrives, is lost or comes twice, which transfer moves
-one block further, what time it is. Contents are stamps, so that a wrong byte is seen where it is used, whatever the
-two halves believe; and every block has one owner at a time, so that a double free, a block given out twice and a write
-into somebody else's block fail at once.
+Nothing here moves by itself. The test decides which message arrives, is lost or comes twice, which transfer copies its
+next block, and what time it is.
+
+Blocks contain stamps, so that a wrong block is detected when it is used, independently of the rules under test. Every
+block has one owner at a time. So a double free, a block given out twice, and a write into another owner's block fail at
+once.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ OF_PRODUCERS = (p.OpenHold, p.Filled, p.WritesEnded, p.Registered)
 
 
 class Wrong(AssertionError):
-    """What must never happen has happened."""
+    """A rule was broken that must always hold."""
 
 
 class Blockpool:
@@ -56,7 +58,7 @@ class Blockpool:
         self.dead = False
 
     def take(self, count: int, owner: Owner) -> Blocks | None:
-        """Free blocks, the lowest first, so that they are soon used again; None if there are too few."""
+        """Take free blocks, the lowest first, so that freed blocks are soon used again; None: too few are free."""
         free = [block for block, whose in enumerate(self.owners) if whose is None][:count]
         if len(free) < count:
             return None
@@ -65,7 +67,7 @@ class Blockpool:
         return tuple(free)
 
     def hand_over(self, blocks: Blocks, old: Owner, new: Owner | None) -> None:
-        """Change the owner. Given up, a block's content is gone at once."""
+        """Change the owner of blocks. `new` None: free them; their content is lost at once."""
         for block in blocks:
             if self.owners[block] != old:
                 raise Wrong(f"block {block} is {self.owners[block]}'s, not {old}'s to give away")
@@ -80,14 +82,14 @@ class Blockpool:
 
 @dataclass(slots=True)
 class Transfer:
-    """A write under way: moves one block at a time, in parts that end each on its own."""
+    """A write in progress. It has several parts, which end independently; each move copies one block."""
 
     order: p.PostWrite
     source: Blockpool
     target: Blockpool
     link: int
     parts: list[list[tuple[int, int]]] = field(default_factory=list)
-    """What each part has still to move, as (source block, target block)."""
+    """The blocks that each part still has to copy, as (source block, target block)."""
     posted: bool = False
     over: set[int] = field(default_factory=set)
 
@@ -103,7 +105,7 @@ class Prefill:
 
 @dataclass(slots=True)
 class Leg2:
-    """One accepted reservation and what became of it."""
+    """One accepted reservation and its outcome."""
 
     id: TransferId
     outcome: str | None = None
@@ -111,7 +113,7 @@ class Leg2:
 
 
 class Site:
-    """One life of an instance: both halves, its memory, its transfers."""
+    """One life of an instance: its producer half and consumer half, its memory, its transfers."""
 
     def __init__(self, world: World, name: str, epoch: int, blocks: int) -> None:
         self.world = world
@@ -121,7 +123,7 @@ class Site:
         self.pool = Blockpool(blocks)
         self.prefills: dict[TransferId, Prefill] = {}
         self.prompts: dict[TransferId, Blocks] = {}
-        """Where the engine computed each prompt."""
+        """The blocks into which the engine computed each prompt."""
         self.legs: dict[TransferId, Leg2] = {}
         """The newest accepted reservation of each transfer."""
         self.past: list[Leg2] = []
@@ -131,7 +133,7 @@ class Site:
         self.effects: list[Any] = []
 
     def tell(self, event: Any) -> list[Any]:
-        """Hand an event to the half that it is for, or to both, and carry out what they want."""
+        """Pass an event to the half that handles it, or to both, and carry out the effects."""
         self.world.broken = True
         before = len(self.effects)
         if not isinstance(event, d.Reserve):
@@ -148,7 +150,7 @@ class Site:
 
     @property
     def owned(self) -> int:
-        """Blocks that the two halves own."""
+        """How many blocks the two halves own by their own records."""
         entries = (*self.producer.book.entries.values(), *self.consumer.book.entries.values())
         return sum(len(each.blocks) for each in entries)
 
@@ -161,35 +163,35 @@ class Site:
         return not self.producer.book.entries and not self.consumer.book.entries
 
     def link(self, peer: InstanceId) -> int:
-        """The present link with a peer: never the same number in two lives."""
+        """The number of the current link with a peer. Two lives of an instance never have the same number."""
         return self.links.get(peer, self.me.epoch << 16)
 
-    # --- what the engine does ----------------------------------------------------------------------------------------
+    # --- the engine --------------------------------------------------------------------------------------------------
 
     def open(self, id_: TransferId, count: int) -> None:
-        """Leg 1 comes: the engine takes blocks and computes."""
+        """Start leg 1: the engine takes blocks and begins to compute."""
         if id_ in self.prefills:
-            self.tell(p.OpenHold(id_, TENANT))  # a repeated leg; its answer is of no interest
+            self.tell(p.OpenHold(id_, TENANT))  # a repeated leg: its answer does not matter here
             return
         blocks = self.pool.take(count, ("engine", id_))
         if blocks is None:
             return
         effects = self.tell(p.OpenHold(id_, TENANT))
         if any(isinstance(effect, PushRefused) for effect in effects):
-            self.pool.hand_over(blocks, ("engine", id_), None)  # it runs without a hold, and is of no interest
+            self.pool.hand_over(blocks, ("engine", id_), None)  # a leg without a hold does not matter here
             return
         self.prefills[id_] = Prefill(id_, blocks)
         self.prompts[id_] = blocks
 
     def compute(self, id_: TransferId) -> None:
-        """One more block of the prompt."""
+        """Compute one more block of the prompt."""
         prefill = self.prefills[id_]
         if prefill.computed < len(prefill.blocks):
             self.pool.stamps[prefill.blocks[prefill.computed]] = ("kv", id_, prefill.computed)
             prefill.computed += 1
 
     def fill(self, id_: TransferId) -> None:
-        """The prompt is computed."""
+        """Compute the rest of the prompt, and give its blocks to the producer half."""
         while self.prefills[id_].computed < len(self.prefills[id_].blocks):
             self.compute(id_)
         prefill = self.prefills.pop(id_)
@@ -197,7 +199,7 @@ class Site:
         self.tell(p.Filled(id_, prefill.blocks, tokens=len(prefill.blocks)))
 
     def reserve(self, id_: TransferId, producer: InstanceId, count: int) -> None:
-        """Leg 2 comes. A block is a token here."""
+        """Start leg 2: reserve `count` blocks. Here a block has one token."""
         live = id_ in self.legs and self.legs[id_].outcome is None
         blocks = self.pool.take(count, (CONSUMER, id_))
         if blocks is None or live:
@@ -209,15 +211,15 @@ class Site:
             self.legs[id_] = self.past[-1]
 
     def abort(self, id_: TransferId) -> None:
-        """The request is given up here."""
+        """Abort the request at this instance."""
         if id_ in self.legs:
             self.legs[id_].aborted = True
         self.tell(AbortPush(id_, "the client left"))
 
-    # --- what the endpoint does --------------------------------------------------------------------------------------
+    # --- the transfer endpoint ---------------------------------------------------------------------------------------
 
     def post(self, transfer: Transfer, parts: int) -> None:
-        """Put an ordered transfer on the wire."""
+        """Post a transfer that the producer half has ordered, in so many parts."""
         order = transfer.order
         source = order.local or self.prompts[order.id]
         pairs = list(zip(source[order.first :], order.remote, strict=False))
@@ -226,7 +228,7 @@ class Site:
         transfer.posted = True
 
     def step(self, transfer: Transfer, part: int, *, fail: bool = False) -> None:
-        """Move one block of one part, or end the part when there is none left, or let it fail."""
+        """Copy one block of one part. End the part if no block is left; `fail`: let the part fail."""
         part %= len(transfer.parts)
         if part in transfer.over:
             return
@@ -244,12 +246,12 @@ class Site:
         if done:
             self.transfers.remove(transfer)
         if not ok:
-            transfer.link = -1  # a failed write fails as a whole
+            transfer.link = -1  # one failed part fails the whole write
         if done:
             self.tell(p.WritesEnded(transfer.order.id, transfer.link >= 0))
 
     def _link_holds(self, transfer: Transfer) -> bool:
-        """A write uses the consumer's memory keys: they die with the consumer's end of the link."""
+        """Whether the transfer's link still exists. A write uses the consumer's memory keys; they end with the link."""
         consumer = self.world.sites[transfer.order.consumer]
         return transfer.target is consumer.pool and consumer.link(self.me.instance) == transfer.link
 
@@ -270,7 +272,7 @@ class Site:
         self.transfers = [transfer for transfer in self.transfers if transfer.order.consumer != peer]
         self.tell(LinkEnded(peer))
 
-    # --- what the halves want  ---------------------------------------------------------------------------------------
+    # --- effects of the halves ---------------------------------------------------------------------------------------
 
     def _carry_out(self, side: str, effect: Any) -> None:
         match effect:
@@ -295,7 +297,7 @@ class Site:
             if place < use.tokens and stamp != ("kv", use.id, place):
                 raise Wrong(f"{use.id} uses {stamp} as its block {place}")
         self._outcome(use.id, "use")
-        self.pool.hand_over(use.blocks, (CONSUMER, use.id), None)  # its answer is short
+        self.pool.hand_over(use.blocks, (CONSUMER, use.id), None)  # its answer ends at once
 
     def _outcome(self, id_: TransferId, outcome: str) -> None:
         leg = self.legs[id_]
@@ -305,13 +307,13 @@ class Site:
 
 
 class World:
-    """Sites by name, messages under way, and a clock."""
+    """Instances by name, messages in flight, and a clock."""
 
     def __init__(self, names: Sequence[str] = ("p", "d"), *, terms: PushTerms | None = None, blocks: int = 6) -> None:
         self.terms = terms or PushTerms()
         self.now = 100.0
         self.broken = False
-        """Something raised in the middle of an event: nothing that is found after it counts."""
+        """Whether an event raised an error halfway: results of later checks do not count then."""
         self.network: list[tuple[TicketPeer, InstanceId, Message]] = []
         self._blocks = blocks
         self._requests = 0
@@ -319,21 +321,21 @@ class World:
         self.sites = {InstanceId(name): Site(self, name, 1, blocks) for name in names}
 
     def site(self, name: str) -> Site:
-        """The present life of an instance."""
+        """The current life of an instance."""
         return self.sites[InstanceId(name)]
 
     def new_id(self, producer: str) -> TransferId:
-        """A transfer that there never was."""
+        """The id of a new transfer."""
         self._requests += 1
         return TransferId(RequestId(f"r{self._requests}"), 1, self.site(producer).me.epoch)
 
     def ticket(self) -> str:
-        """A ticket that was never used. Its signature is not this module's matter."""
+        """A new ticket. It has no signature: this module does not check signatures."""
         self._tickets += 1
         return f"ticket-{self._tickets}"
 
     def deliver(self, index: int, *, keep: bool = False) -> None:
-        """Let a message arrive; `keep` leaves a copy under way."""
+        """Let a message arrive; `keep` leaves a copy in the network, which can arrive again."""
         by, to, message = self.network[index] if keep else self.network.pop(index)
         site = self.sites[to]
         match message:
@@ -343,7 +345,7 @@ class World:
                 site.tell(Received(by, message))
 
     def deliver_all(self, *, but: Callable[[Message], bool] = lambda _message: False) -> None:
-        """Let everything arrive in order, and what it causes; what `but` picks is lost."""
+        """Let all messages arrive in order, and the messages that they cause. Messages that `but` selects are lost."""
         while self.network:
             if but(self.network[0][2]):
                 self.network.pop(0)
@@ -351,7 +353,7 @@ class World:
                 self.deliver(0)
 
     def pass_time(self, seconds: float) -> None:
-        """Everybody's alarms ring on time, and links are cut when asked."""
+        """Let so many seconds pass. All timers fire on time, and links are cut when a half asks for it."""
         end = self.now + seconds
         self.tick()
         while (when := self.next_wakeup()) is not None and when <= end:
@@ -360,31 +362,34 @@ class World:
         self.now = end
 
     def tick(self) -> None:
-        """All alarms that are due ring."""
+        """Fire all timers that are due, and cut the links that a half asks to cut."""
         for site in tuple(self.sites.values()):
             site.tell(PushTick())
             for peer in tuple(site.cuts):
                 site.cut(peer)
 
     def next_wakeup(self) -> float | None:
-        """The earliest alarm of all."""
+        """When the earliest of all timers is due; None: no timer is set."""
         halves = [half for site in self.sites.values() for half in (site.producer, site.consumer)]
         times = [when for half in halves if (when := half.next_wakeup()) is not None]
         return min(times, default=None)
 
     def restart(self, name: str) -> None:
-        """An instance dies and comes back: its memory, its transfers and what it knew are gone."""
+        """Let an instance die and start again. Its memory, its transfers and its records are gone."""
         old = self.site(name)
         old.pool.dead = True
         old.pool.stamps = [GARBAGE] * len(old.pool.stamps)
         self.sites[old.me.instance] = Site(self, name, old.me.epoch + 1, self._blocks)
 
     def notice(self, name: str, of: str, *, lost: bool) -> None:
-        """One instance hears about another: that it does not answer, or which life of it does."""
+        """Tell one instance that another does not answer (`lost`), or which life of it answers."""
         self.site(name).tell(PeerLost(self.site(of).me.instance) if lost else PeerSeen(self.site(of).me))
 
     def check(self, *, prompt: bool = True) -> None:
-        """Halves and memory agree about who owns what; where alarms rang on time, nothing has outlived its limit."""
+        """Fail unless the halves and the memory agree on the owners of blocks, and every record has a deadline.
+
+        `prompt`: timers fired on time, so also fail if a record has outlived its deadline.
+        """
         for site in self.sites.values():
             entries = (*site.producer.book.entries.values(), *site.consumer.book.entries.values())
             if not all(math.isfinite(entry.deadline) for entry in entries):
@@ -396,8 +401,8 @@ class World:
                 raise Wrong(f"{site.me}: {site.leaked} entries leaked")
 
     def fall_silent(self) -> float:
-        """Nobody says anything any more and no transfer moves; links are cut where asked. Returns the seconds until all
-        is over, or fails if it never is.
+        """Lose all further messages and let no transfer move; cut links when a half asks for it. Returns the seconds
+        until all records are gone; fails if some stay.
         """
         self.network.clear()
         began = self.now

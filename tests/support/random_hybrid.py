@@ -1,6 +1,6 @@
 """A Mamba hybrid of a few megabytes with random weights: attention and a state-space model in every layer (Falcon-H1).
 
-Prompts have to stay at 250 tokens or less: vLLM 0.32's build for CPU ends at 268.
+Prompts may have at most 250 tokens: with 268, vLLM 0.32's CPU build crashes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PROMPT_TOKENS_MAX = 250
 
 
 def random_hybrid(folder: Path) -> Path:
-    """Make it in a folder, with the tokenizer of the model that ships. The same weights each time."""
+    """Write the model into a folder, with the tokenizer of the model that ships. Its weights are the same each time."""
     import torch
     from transformers import FalconH1Config, FalconH1ForCausalLM
 
@@ -31,7 +31,7 @@ def random_hybrid(folder: Path) -> Path:
     with torch.no_grad():
         for weights in model.parameters():
             if weights.ndim > 1:
-                weights.normal_(0, 0.3)  # wide: the likeliest token is far ahead of the next
+                weights.normal_(0, 0.3)  # wide, so that the likeliest token is far ahead of the next
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(model_path() / name, folder / name)

@@ -1,7 +1,7 @@
 """Models of several architectures with random weights, a few megabytes each, and LoRA adapters for them.
 
-They say nonsense, but each says its own: wrong blocks, a lost state or a token too early show at once. The tokenizer is
-the one that ships (`engine/tiny/model`): one token a byte.
+Their answers are nonsense, but follow exactly from the prompt: wrong blocks, a lost state or an early token change them
+at once. The tokenizer is the one that ships (`engine/tiny/model`): one token per byte.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ SHARED: dict[str, Any] = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 OF_PICTURES = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
-"""Tokens of models that see pictures; the first stands where a picture's own go."""
+"""Special tokens of models that read images; the first marks the place of an image's own tokens."""
 IMAGE = VOCABULARY
 LETTERS = list(range(97, 123))
-"""Token ids whose texts are whole characters: an answer's text then tells its tokens."""
+"""Token ids whose texts are whole characters, so that an answer's tokens follow from its text."""
 OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
@@ -36,12 +36,12 @@ def _llama(**more: Any) -> Any:
 
 
 def _dense() -> Any:
-    """As many heads of keys and values as of queries."""
+    """As many key/value heads as query heads."""
     return _llama(num_key_value_heads=SHARED["num_attention_heads"])
 
 
 def _deepseek_v2() -> Any:
-    """Latent attention. vLLM's build for CPUs takes no smaller latent."""
+    """Multi-head latent attention. vLLM's CPU build supports no smaller latent."""
     from transformers import DeepseekV2Config
 
     return DeepseekV2Config(
@@ -52,8 +52,9 @@ def _deepseek_v2() -> Any:
 
 
 def _idefics3() -> Any:
-    """A small image encoder in front of the model with grouped queries: 16 patches of 14 × 14 pixels an image, which
-    make four tokens. Of vLLM's models with pictures one of few that run without torchvision (docs/exactness.md).
+    """A small image encoder in front of the model with grouped queries. An image has 16 patches of 14 × 14 pixels, and
+    they become four tokens. Few of vLLM's models with images run without torchvision; this one does
+    (docs/exactness.md).
     """
     from transformers import Idefics3Config
     from transformers.models.idefics3.configuration_idefics3 import Idefics3VisionConfig
@@ -90,7 +91,7 @@ def _mixtral() -> Any:
 
 
 def _larger() -> Any:
-    """Grouped queries again, of a size at which a long prompt takes a CPU core about a second."""
+    """Grouped queries again, large enough that a long prompt takes a CPU core about a second."""
     wide = {"hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 12, "num_key_value_heads": 4}
     return _llama(**wide, num_hidden_layers=8)
 
@@ -102,7 +103,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 
 
 def write_model(kind: str, folder: Path, seed: int = 1) -> Path:
-    """A model of this kind, as vLLM loads it."""
+    """Write a model of this kind into a folder, as vLLM loads it. Returns the folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -118,7 +119,7 @@ def write_model(kind: str, folder: Path, seed: int = 1) -> Path:
 
 
 def _add_images(folder: Path) -> None:
-    """What turns a picture into patches, and the tokens in the text that stand for them."""
+    """Add the image processor, which turns an image into patches, and the special tokens for images."""
     from transformers import AutoTokenizer, Idefics3Processor
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
@@ -132,7 +133,7 @@ def _add_images(folder: Path) -> None:
 
 
 def write_adapter(folder: Path, seed: int, rank: int = 8) -> Path:
-    """A LoRA adapter of the dense model, in PEFT's form."""
+    """Write a LoRA adapter of the dense model in PEFT's format. Returns the folder."""
     import torch
     from safetensors.torch import save_file
 

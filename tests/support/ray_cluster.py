@@ -1,4 +1,4 @@
-"""A Ray cluster of this machine, for tests: its head on a loopback address, logical CPUs, no dashboard."""
+"""A Ray cluster on this machine, for tests: its head on a loopback address, logical CPUs, no dashboard."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 
 @contextmanager
 def ray_cluster(cpus: int = 1) -> Iterator[Any]:
-    """Started, and this process connected to it; ended with all its nodes.
+    """Start a cluster and connect this process to it. At the end, stop the cluster with all its nodes.
 
-    Ray rewrites 127.0.0.1 to the machine's own address, and a head on loopback then hangs its driver: 127.0.0.2 it
-    leaves alone.
+    The head's address is 127.0.0.2: Ray replaces 127.0.0.1 by the machine's own address, and then the driver hangs.
     """
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # 30 are too few on a machine that is busy
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # 30 s are too few on a busy machine
     import ray
     from ray.cluster_utils import Cluster
 

@@ -1,4 +1,4 @@
-"""A fleet on a Ray cluster: registry and router as processes here, a controller as Ray's driver, engines as actors."""
+"""A fleet on a Ray cluster: the registry and the router as processes, a controller as Ray driver, engines as actors."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ SCRIPTED = ("-m", "support.scripted_up")
 
 
 class RayFleet:
-    """Started at once; `close` ends all of it."""
+    """A fleet that starts when this object is made; `close` ends it."""
 
     def __init__(
         self, address: str, cluster: str, *, program: tuple[str, ...] = SCRIPTED, looks: int = 6, on: str = "ray"
     ) -> None:
-        """`looks`: for how long a scripted controller keeps six; `on`: as `baton controller` has it."""
+        """`looks`: for how many looks a scripted controller keeps six instances. `on`: `baton controller --on`."""
         self._on = on
         self.cluster = cluster
         self.lost_node = False
-        """Whether Ray has less to give than before, whatever the fleet gives back."""
+        """Whether the Ray cluster has lost a node, so that its resources do not all come back."""
         self.folder = Path(tempfile.mkdtemp(prefix="ray-fleet-"))
         self.file = self.folder / "baton.yaml"
         self.file.write_text(FILE)
@@ -57,7 +57,7 @@ class RayFleet:
         self.controller = self.start_controller()
 
     def start_controller(self) -> subprocess.Popen[str]:
-        """Another driver."""
+        """Start a controller, as a driver of its own."""
         words = ["controller", str(self.file), "--on", self._on, "--engine", "mock", "--owns", *self._registry]
         return self._start("controller", (*self._program, *words))
 
@@ -79,7 +79,7 @@ class RayFleet:
         raise AssertionError("it ended before it was ready")
 
     def instances(self) -> dict[str, str]:
-        """As the router sees them: state by name."""
+        """The state of each instance, as the router sees it."""
         try:
             with urllib.request.urlopen(f"{self.admin}/ready", timeout=10) as answer:
                 told = json.loads(answer.read())
@@ -88,7 +88,7 @@ class RayFleet:
         return {each["id"]: each["state"] for each in told["instances"]}
 
     def wait_for(self, count: int, seconds: float = 150) -> dict[str, str]:
-        """Until the router takes so many instances for up, and knows of no others."""
+        """Wait until the router knows exactly so many instances, all of them up."""
 
         def up() -> bool:
             found = self.instances()
@@ -102,7 +102,7 @@ class RayFleet:
         return log.read_text()[-2000:] if log.exists() else ""
 
     def close(self) -> None:
-        """The controller owns its instances, and ends them."""
+        """End all processes, the controller first: it owns the instances, and ends them."""
         for process in reversed(self.processes):
             process.send_signal(signal.SIGTERM)
         for process in self.processes:
@@ -117,12 +117,12 @@ class RayFleet:
 
 
 def engines_of(cluster: str, *names: str) -> list[int]:
-    """Processes of these instances of this fleet: a machine may have others, with instances of the same names."""
+    """Process ids of these instances of this fleet; another fleet on this machine may have the same names."""
     return [pid for name in names for pid in pids_of(f"--name\0{name}\0", f"--cluster\0{cluster}\0")]
 
 
 def pids_of(*words: str) -> list[int]:
-    """Processes of this machine with all of these words in their command line."""
+    """Ids of the processes on this machine with all of these words in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():

@@ -1,8 +1,8 @@
-"""A Ray cluster of three nodes on this machine, in a process of its own: asked and told things line by line.
+"""A Ray cluster of three nodes on this machine, in a process of its own, with commands and answers as lines of JSON.
 
-`python -m support.ray_nodes [PORT]`; the port is that of its server for clients (`ray://`). The head has no GPU; two
-nodes have three logical ones each, of different types by their label. Ray warns and forks in ways that a test process
-is better without.
+`python -m support.ray_nodes [PORT]`; PORT is the port of its server for clients (`ray://`). The head has no GPU; two
+nodes have three logical GPUs each, of different types by their labels. The separate process keeps Ray's warnings and
+forks out of the test's process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STORE_BYTES = 80 << 20
 
 
 class Nodes:
-    """In the process that has Ray."""
+    """The cluster, in the process that has Ray. Its methods carry out the commands."""
 
     def __init__(self, client_port: int | None) -> None:
         import ray
@@ -30,7 +30,7 @@ class Nodes:
 
         self._ray = ray
         self._cluster = Cluster()
-        # On 127.0.0.1 a head hangs its drivers: Ray takes that address for another one.
+        # With a head on 127.0.0.1 the drivers hang: Ray replaces that address by another one.
         head: dict[str, Any] = {
             "num_cpus": 2,
             "num_gpus": 0,
@@ -63,13 +63,13 @@ class Nodes:
         return {name: found.get(name, 0.0) for name in ("GPU", "CPU")}
 
     def actor(self, said: dict[str, Any]) -> dict[str, Any]:
-        """What the actor of an instance says of itself."""
+        """The state that an instance's actor reports."""
         found = self._ray.get_actor(said["instance"], namespace=f"baton-{said['cluster']}")
         told: dict[str, Any] = self._ray.get(found.state.remote(), timeout=10)
         return told
 
     def kill_raylet(self, said: dict[str, Any]) -> bool:
-        """SIGKILL, and wait: as a zombie its workers would live on for 90 s."""
+        """SIGKILL a node's raylet and wait for its end: with a zombie, its workers would live for another 90 s."""
         node = self._nodes[said["gpu"]]
         (started,) = node.all_processes["raylet"]
         os.kill(started.process.pid, signal.SIGKILL)
@@ -77,7 +77,7 @@ class Nodes:
         return True
 
     def kill_head(self, _: dict[str, Any]) -> bool:
-        """SIGKILL everything of the head, its tables first; nothing else can be asked of this cluster then."""
+        """SIGKILL all processes of the head, `gcs_server` first. The cluster takes no other command after that."""
         processes = self._cluster.head_node.all_processes
         for kind in sorted(processes, key=lambda each: each != "gcs_server"):
             for started in processes[kind]:
@@ -104,14 +104,14 @@ def main() -> None:
         said = json.loads(line)
         try:
             told = {"answer": known[said["do"]](said)}
-        except Exception as error:  # noqa: BLE001 - the test is to hear of it, and others to go on
+        except Exception as error:  # noqa: BLE001 - the test gets the error; later commands still work
             told = {"error": repr(error)}
         print(json.dumps(told), flush=True)
     nodes.close()
 
 
 class RayNodes:
-    """The same from a test."""
+    """Starts such a process and sends it commands, for a test."""
 
     def __init__(self, client_port: int | None = None, **environ: str) -> None:
         port = [] if client_port is None else [str(client_port)]
@@ -126,7 +126,7 @@ class RayNodes:
         )
         try:
             self.address = str(self._read()["address"])
-        except BaseException:  # an interrupt too: no node is left behind
+        except BaseException:  # also after an interrupt, so that no node stays behind
             self.close()
             raise
 
@@ -148,7 +148,7 @@ class RayNodes:
         return told["answer"]
 
     def wait_for_groups(self, names: set[str], seconds: float = 30) -> float:
-        """Until these placement groups exist, and no others; all of them placed."""
+        """Wait until exactly these placement groups exist, all of them placed. Returns how many seconds that took."""
 
         def there() -> bool:
             found = self.ask("groups")

@@ -1,4 +1,4 @@
-"""A registry server of its own for a test: redis-server from PATH, or the stand-in; killed and started again."""
+"""A registry server for one test, which may kill and restart it: `redis-server` from PATH, or the stand-in."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ class RedisServer:
         return self._process is not None
 
     def start(self) -> None:
-        """Returns when it listens."""
+        """Start the server and wait until it listens."""
         self._process = start(self.command.argv)
         line = wait_for_line(self._process, self.command.ready_line)
         assert line, "the registry server ended before it was ready"
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end."""
+        """SIGKILL the server and wait for its end."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate(timeout=10)
             self._process = None
 
     def pause(self) -> None:
-        """It stays connected and says nothing any more, not even on another core."""
+        """Stop the server (SIGSTOP) and wait until it has stopped: connections stay open, and no answer comes."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         os.waitpid(self._process.pid, os.WUNTRACED)
 
     def resume(self) -> None:
-        """It goes on."""
+        """Let a paused server continue (SIGCONT)."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
 
 def start(argv: tuple[str, ...], **more: object) -> subprocess.Popen[bytes]:
-    """A child that does not outlive a killed test run."""
+    """Start a child process that ends with this one, also if this one is killed."""
     libc = ctypes.CDLL(None)
     parent = os.getpid()
 
@@ -74,7 +74,7 @@ def start(argv: tuple[str, ...], **more: object) -> subprocess.Popen[bytes]:
 
 
 def wait_for_line(process: subprocess.Popen[bytes], wanted: str) -> str | None:
-    """The first line of its output that holds `wanted`; None if its output ends before."""
+    """The first line of the process's output that contains `wanted`; None: the output ended before."""
     assert process.stdout is not None
     begun = time.monotonic()
     for line in process.stdout:

@@ -1,4 +1,4 @@
-"""Stand-ins for what a controller's shell is made of: a machine with a script, an actuator in memory."""
+"""Stand-ins for parts of the controller's loop: a controller with a script, and an actuator in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ slo:
 
 @dataclass
 class Scripted:
-    """A machine that wants as many instances of each pool as `wanted` says, one action a look at most for down."""
+    """A controller that wants `wanted` instances of each pool. A look drains at most one instance of each pool."""
 
     wanted: Callable[[Observation], dict[str, int]]
     looks: list[Observation] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Scripted:
     every_s: float = 0.3
     due: float | None = None
     used: set[str] = field(default_factory=set)
-    """Names are given once."""
+    """Names of all instances so far: no name is used twice."""
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
         self.events.append(event)
@@ -67,7 +67,7 @@ class Scripted:
 
 
 class InMemory:
-    """An actuator whose instances are names; counts what it was really made to start."""
+    """An actuator whose instances are only names. It records which instances it has started and flipped."""
 
     def __init__(self) -> None:
         self.there: dict[InstanceId, Existing] = {}

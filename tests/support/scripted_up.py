@@ -1,6 +1,7 @@
-"""`baton`, with a script in the place of the controller: six instances while requests arrive, two before and after.
+"""`baton` with a script in place of the controller: first two instances, six after `UP_AT` requests, then two again.
 
-`python -m support.scripted_up up FILE ...`. How a controller decides is tested on virtual time; here are the processes.
+`python -m support.scripted_up up FILE ...`. Other tests check the controller's decisions on virtual time; this program
+is for tests of the processes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from baton import compiled
 
-compiled.use()  # before anything that is compiled is imported, as `baton` itself does
+compiled.use()  # before any compiled module is imported, as `baton` itself does
 
 from support.scaling import Scripted  # noqa: E402 - see above
 
@@ -20,10 +21,10 @@ from goodput.actuate.scaler import ScaledFleet  # noqa: E402
 from goodput.observation import Observation, Phase  # noqa: E402
 
 UP_AT = 10
-"""Arrivals from which on six are wanted..."""
+"""After so many requests the script wants six instances."""
 
 SERVED_LOOKS = int(os.environ.get("SCRIPT_LOOKS", "6"))
-"""... until all of them have been ready for so many looks, two a second."""
+"""After so many looks with six ready instances the script wants two again. It looks twice a second."""
 
 
 class Script:

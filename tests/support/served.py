@@ -1,4 +1,4 @@
-"""A router in the test's own process, and servers that stand for other programs."""
+"""A router in the test's own process, and HTTP servers in place of other programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from router.api.config import RouterConfig
 async def served(
     config: RouterConfig, registry: Registry | None = None, *, stop: asyncio.Event | None = None
 ) -> AsyncIterator[tuple[str, str]]:
-    """Its endpoint and its admin side. It is told to stop at the end, and is awaited; `stop`: or by the test."""
+    """Run a router; yields its endpoint and its admin URL. At the end, stop it and wait for it. A test may set `stop`
+    earlier.
+    """
     ready: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
     stop = stop or asyncio.Event()
     serving = asyncio.ensure_future(serve(config, lambda *urls: ready.set_result(urls), stop, registry))
@@ -30,7 +32,7 @@ async def served(
 
 @asynccontextmanager
 async def answering(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """The URL of a server that answers every request so."""
+    """Run a server that answers every request by `answer`; yields its URL."""
     app = web.Application()
     app.router.add_route("*", "/{rest:.*}", answer)
     runner = web.AppRunner(app)

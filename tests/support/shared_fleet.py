@@ -1,6 +1,6 @@
-"""A fleet that several routers share: real agents of mocks in the test's loop, routers as processes, a registry server.
+"""A fleet shared by several routers: mocks with real agents in the test's loop, router processes, a registry server.
 
-What agents hold to be true is read from the agents; what engines have is counted where requests reach the mocks.
+Grants and bounds are read from the agents; requests are counted where they reach the mocks.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from engine.vllm.supervise import EngineState
 from prefill.rules import PrefillRules
 
 STEP_MS = 15.0
-"""Of the mocks: an answer of 40 tokens takes 0.6 s, so that three dozen at once are no load for two cores."""
+"""Milliseconds of a mock's step. An answer of 40 tokens takes 0.6 s, so 36 answers at once hardly load two cores."""
 
 READY_S = 30.0
-"""Three routers on busy cores have started and been granted something by then."""
+"""Seconds within which three routers on busy cores have started and have credits."""
 
 
 class Standing:
-    """In the place of an `EngineProcess`: a mock that runs until its agent is told to stop."""
+    """A stand-in for `EngineProcess`: reports a mock as ready to its agent, and runs until it is stopped."""
 
     log_path = Path("mock.log")
     model = "fake"
@@ -69,7 +69,7 @@ class Standing:
 
 
 class Front:
-    """One router's process."""
+    """The process of one router."""
 
     def __init__(self, argv: tuple[str, ...]) -> None:
         self.process: subprocess.Popen[bytes] = start(argv, stderr=subprocess.DEVNULL)
@@ -83,7 +83,7 @@ class Front:
         self.endpoint = json.loads(line)["endpoint"]
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end."""
+        """SIGKILL the router and wait for its end."""
         self.alive = False
         if self.process.poll() is None:
             self.process.kill()
@@ -91,7 +91,7 @@ class Front:
 
 
 class SharedFleet:
-    """`async with` starts everything, and ends it."""
+    """The fleet. `async with` starts the registry, mocks and agents, and ends them with routers and clients."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class SharedFleet:
         prompt_words: int = 6,
         prefill_ms_per_1k: float = 5.0,
     ) -> None:
-        """`places`: credits of each instance. `prompt_words`: of each request's prompt, about as many tokens."""
+        """`places`: credits of each instance. `prompt_words`: words, and about as many tokens, of each prompt."""
         self.server = RedisServer(folder, standin=standin)
         self.folder, self.tenants, self.roles, self.places = folder, tenants, roles, places
         self._prompt = "once " * prompt_words
@@ -112,13 +112,13 @@ class SharedFleet:
         self.agents: dict[str, Agent] = {}
         self.fronts: list[Front] = []
         self.most: Counter[str] = Counter()
-        """By instance: requests it has had at once, at most."""
+        """By instance: the most requests that it has had at once."""
         self.served: Counter[str] = Counter()
-        """By tenant."""
+        """By tenant: requests answered with status 200."""
         self.failed: list[str] = []
-        """What clients of living routers heard instead of an answer."""
+        """Errors that clients of running routers received."""
         self._asked: Counter[tuple[str, int]] = Counter()
-        """By tenant and router: how many clients there are to be."""
+        """By tenant and router: how many clients are wanted."""
         self._clients: dict[tuple[str, int], list[asyncio.Task[None]]] = {}
         self._number = 0
         self._begun = time.monotonic()
@@ -155,7 +155,7 @@ class SharedFleet:
         await self._stack.aclose()
 
     def _count(self, mock: Mock) -> None:
-        """Hear of every request that comes: there are never more at once than then."""
+        """Count the mock's open requests whenever one starts: their number is highest at such a moment."""
         name, serving, frontend = mock.settings.name, mock.serving, mock.frontend
         own = frontend._start
 
@@ -185,13 +185,13 @@ class SharedFleet:
     # -- routers --
 
     async def begin_routers(self, count: int) -> None:
-        """Until each of them has been granted something everywhere, and has said that it goes by that."""
+        """Start routers, and wait until every instance has granted credits to each, and the grants keep the limit."""
         file = self._cluster_file()
         argv = (sys.executable, "-m", "baton", "router", "--json", "--port", "0", "--admin-port", "0", "--config")
         words = (str(file), "--registry", self.server.url, "--registry-password-file")
         # A router's own proofs need no credit, and would be counted with its clients' requests.
         last = (str(self.server.command.password_file), "--log-level", "ERROR", "--no-prove-pairs")
-        for _ in range(count):  # one after the other: who announces itself next is the one started last
+        for _ in range(count):
             front = Front((*argv, *words, *last))
             self.fronts.append(front)
         for front in self.fronts:
@@ -215,27 +215,27 @@ class SharedFleet:
         return file
 
     def grants(self) -> dict[str, dict[str, int]]:
-        """By instance and router."""
+        """Credits that each instance has granted to each router."""
         return {name: agent.report.state()["grants"] for name, agent in self.agents.items()}
 
     def granted(self, router: int) -> int:
-        """What a router has of all decode instances together."""
+        """The credits that a router has of all decode instances together."""
         name = self.fronts[router].name
         return sum(each.get(name, 0) for at, each in self.grants().items() if self.agents[at].spec.role.decodes)
 
     def bound(self, name: str) -> int:
-        """Legs that all routers can have at an instance at most, as its agent has it."""
+        """How many legs all routers together can have at an instance at most, as its agent calculates."""
         return self.agents[name].machine.shared.bound
 
     def credits(self, name: str) -> int:
-        """An instance's, now."""
+        """The credits that an instance has now."""
         return self.agents[name].machine.credits
 
     # -- clients --
 
     def clients(self, tenant: str, router: int, count: int) -> None:
-        """So many that ask this router one request after the other; more than there are begin, too many stop after
-        their next answer.
+        """Let so many clients of a tenant send requests to this router, one after the other. Missing clients start;
+        surplus clients stop after their current request.
         """
         at = (tenant, router)
         self._asked[at] = count
@@ -259,13 +259,13 @@ class SharedFleet:
             except aiohttp.ClientError as error:
                 if front.alive:
                     self._fail(router, repr(error))
-                return  # its router is dead: it goes to another one
+                return  # its router is dead: this client ends
 
     def _fail(self, router: int, said: str) -> None:
         self.failed.append(f"{time.monotonic() - self._begun:.1f} s: router {router}: {said}")
 
     async def shares(self, seconds: float) -> tuple[dict[str, float], float]:
-        """Over the next seconds: requests served by tenant, by its weight; and how many a second in all."""
+        """Measure for so many seconds. Returns each tenant's requests divided by its weight, and requests a second."""
         before, begun = Counter(self.served), time.monotonic()
         await asyncio.sleep(seconds)
         took_s = time.monotonic() - begun
@@ -274,7 +274,7 @@ class SharedFleet:
 
 
 async def until(condition: Any, what: str, within_s: float) -> float:
-    """Wait for a condition that others bring about; how long it took, in seconds."""
+    """Wait for a condition that other tasks make true. Returns how many seconds that took."""
     begun = time.monotonic()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):

@@ -1,4 +1,4 @@
-"""Small simulated fleets whose times can be worked out by hand."""
+"""Small simulated fleets whose times can be calculated by hand."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sim.settings import SimSettings
 from sim.world import World
 
 COSTS = Linear(step=1_000_000, token=10_000, request=20_000, context=100)
-"""A step takes 1 ms, 10 us a prompt token, 20 us a request, 0.1 us a token of context."""
+"""In ns: a step takes 1 ms, and 10 us for each prompt token, 20 us for each request, 0.1 us for each context token."""
 
 MODEL = "m"
 
 HANDS_OVER: Policy = POLICIES["least_load"]
-"""Hands over whenever it can: for tests of what a handoff is, whether or not one is worth it."""
+"""Hands over whenever it can, for tests of hand-overs themselves."""
 
 
 def members(*roles: Role, **rest: Any) -> list[SimulatedMember]:
-    """One for each role, named by it and a number."""
+    """One instance for each role; its name is the role and a number."""
     return [one(f"{role.value}-{number}", role, **rest) for number, role in enumerate(roles)]
 
 
@@ -70,7 +70,7 @@ def of_roles(*roles: Role, costs: SimpleCosts) -> list[SimulatedMember]:
 
 
 def every(gap_s: float, count: int, tokens: int = 100, answer: int = 20, **rest: Any) -> list[Arrival]:
-    """Arrivals at equal gaps."""
+    """`count` equal requests that arrive at equal gaps."""
     return [
         Arrival(at_s=round(number * gap_s, 9), input_tokens=tokens, output_tokens=answer, **rest)
         for number in range(count)
@@ -86,7 +86,7 @@ def simulate(
     policy: Policy = HANDS_OVER,
     **settings: Any,
 ) -> tuple[World, Result]:
-    """A run with every check on."""
+    """Simulate a run with every check on. Returns the world and the result."""
     world = World(fleet, SimSettings(seed=seed, **settings), policy=policy)
     Faults(world, faults, seed)
     return world, world.run(arrivals)

@@ -1,6 +1,8 @@
-"""A trivial streaming server, to measure a load generator and not a server: every open answer gets one token every
-`step_s`, all at the same moment, by one timer, the first of them `first_s` after the
-request. `python -m support.stream_server [PORT [STEP_MS [FIRST_MS]]]` from `tests/`."""
+"""A minimal streaming server, for measurements of the load generator.
+
+One timer sends one token to every open answer every `step_s`. An answer is open from `first_s` after its request on.
+`python -m support.stream_server [PORT [STEP_MS [FIRST_MS]]]`, run in `tests/`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def ending(tokens: int) -> bytes:
 
 
 class Streams(asyncio.Protocol):
-    """One connection; requests are told apart by their length alone."""
+    """One connection. Of a request, only its length is read."""
 
     def __init__(self, open_answers: dict[Streams, int], tokens: int, first_s: float) -> None:
         self._open, self._tokens, self._first_s, self._buffer = open_answers, tokens, first_s, b""

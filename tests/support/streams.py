@@ -1,4 +1,4 @@
-"""Clients of a fleet that changes while it serves: streams, some each second, until told to stop."""
+"""Clients of a fleet that changes while it serves. They send streams at a fixed rate until a test stops them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import aiohttp
 
 
 class Streams:
-    """Counts what was sent, what was served whole, and what was not."""
+    """Sends requests; counts those sent and those served completely, and keeps the errors of the others."""
 
     def __init__(self, endpoint: str, model: str, *, tokens: int, every_s: float) -> None:
         self._url = f"{endpoint}/v1/completions"
@@ -19,7 +19,7 @@ class Streams:
         self.over = asyncio.Event()
 
     async def run(self) -> None:
-        """Until `over`, and until the last of them has ended."""
+        """Send a request every `every_s` seconds until `over` is set, then wait for the last answer."""
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
             while not self.over.is_set():
                 group.create_task(self._one(session))

@@ -1,4 +1,4 @@
-"""Keys, tickets and attacks on them, for everything that stands behind or before a guard."""
+"""Keys, tickets and attacks on them, for tests of the engines' guard and of the programs that call a guarded engine."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from kvtransfer.ticket import SigningKey, Ticket, sign
 FLEET = SigningKey("k1", b"\x11" * 32)
 OLD = SigningKey("k0", b"\x22" * 32)
 STRANGERS = SigningKey("k1", b"\x33" * 32)
-"""A key under the fleet's name that is not the fleet's."""
+"""A key with the name of the fleet's key and other bytes."""
 
 HOLD = wire.prefill_body({})["kv_transfer_params"]
-"""What asks an engine to keep a prompt's blocks."""
+"""Transfer fields that ask an engine to hold a prompt's blocks."""
 
 PULL = {
     "do_remote_prefill": True,
@@ -36,7 +36,7 @@ PULL = {
     "tp_size": 1,
     "remote_num_tokens": 256,
 }
-"""What makes an engine read from an address of the sender's choice."""
+"""Transfer fields that make an engine read from an address that the sender chooses."""
 
 PIN = {wire.FIRST_TOKEN: 5}
 
@@ -51,9 +51,9 @@ def signed(
     consumer: str | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Transfer fields with a ticket, as a router makes them; by the keywords, one that is wrong in some way.
+    """Transfer fields with a ticket, as a router makes them. The keywords make a wrong ticket.
 
-    `of`: sign these fields instead. `consumer`: name this instance, under the key of `to`.
+    `of`: sign these fields instead. `consumer`: the ticket names this instance, but is signed with the key of `to`.
     """
     ticket = ticket_for(fields if of is None else of, consumer or to, at=at, **more)
     return {**fields, wire.TICKET: sign(ticket, instance_key(key, InstanceId(to)))}
@@ -62,7 +62,7 @@ def signed(
 def ticket_for(
     fields: Mapping[str, Any], consumer: str, *, at: float, life_s: float = LIFE_S, nonce: int = 1
 ) -> Ticket:
-    """What a router signs."""
+    """The ticket that a router signs."""
     return Ticket(
         id=TransferId(RequestId("req-1"), 1, 1),
         tenant="",
@@ -79,7 +79,7 @@ def ticket_for(
 
 
 class GuardedUrl(str):
-    """The URL of an engine behind a guard, with what a router would have to sign for it."""
+    """The URL of an engine behind a guard, with the instance and the key that a router needs for its tickets."""
 
     __slots__ = ("instance", "key")
 
@@ -88,7 +88,7 @@ class GuardedUrl(str):
 
     @classmethod
     def of(cls, cluster: Cluster, instance: str) -> GuardedUrl:
-        """Of a running `baton up`."""
+        """The URL of an instance of a running `baton up`."""
         url = cls(cluster.urls[instance])
         url.instance, url.key = instance, fleet_keys(cluster)[0]
         return url
@@ -101,7 +101,7 @@ def fleet_keys(cluster: Cluster) -> tuple[SigningKey, ...]:
 
 
 def ticketed(url: str, body: Any) -> Any:
-    """A body for this URL: with a ticket, where a guard asks for one and the body has fields that can be signed."""
+    """A body for this URL, with a ticket if the URL has a guard and the body has transfer fields."""
     fields = body.get("kv_transfer_params") if isinstance(body, dict) else None
     if not isinstance(url, GuardedUrl) or not isinstance(fields, dict) or not fields:
         return body
@@ -138,7 +138,7 @@ def smuggled(fields: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, by
     found = {name: json.dumps({**body, **more}).encode() for name, more in wrapped.items()}
     plain, head = found["plain"], json.dumps(body).encode()[:-1]
     found["escaped"] = _escaped(plain)
-    found["escaped twice"] = _escaped(plain).replace(b"\\u005f", b"\\u005F")
+    found["escaped in upper case"] = _escaped(plain).replace(b"\\u005f", b"\\u005F")
     found["escaped text"] = found["text"].replace(b"kv_transfer_", b"kv_transfer\\\\u005f")
     found["escaped escape"] = found["text"].replace(b"kv_transfer_", b"kv_transfer\\u005c\\u0075005f")
     found["doubled"] = head + b',"kv_transfer_params":' + json.dumps(fields).encode() + b',"kv_transfer_params":null}'
@@ -150,6 +150,6 @@ def smuggled(fields: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, by
 
 
 def form(boundary: str, *parts: tuple[str, str]) -> bytes:
-    """A multipart form of disposition and content."""
+    """A multipart form. Each part is its disposition and its content."""
     body = "".join(f"--{boundary}\r\nContent-Disposition: {head}\r\n\r\n{content}\r\n" for head, content in parts)
     return f"{body}--{boundary}--\r\n".encode()

@@ -1,4 +1,4 @@
-"""Twins on one virtual clock, with a link between them, and a record of everything that they did."""
+"""Twins on one virtual clock, with a link between them, and a record of their effects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MS = 1_000_000
 
 @dataclass(frozen=True)
 class Linear:
-    """Nanoseconds: so much a step, a prompt token, a decoding request, a token of context."""
+    """Step costs in nanoseconds: for each step, prompt token, decoding request and context token."""
 
     step: int = 1000
     token: int = 10
@@ -49,7 +49,7 @@ class Linear:
 
 
 def text(*segments: tuple[int, int]) -> Prompt:
-    """A prompt of (seed, tokens)."""
+    """A prompt of segments, each given as (seed, tokens)."""
     return tuple(Segment(seed, tokens) for seed, tokens in segments)
 
 
@@ -64,12 +64,12 @@ def right_tokens(request: TwinRequest, count: int) -> list[int]:
 
 @dataclass
 class Record:
-    """What one twin said."""
+    """The effects of one twin."""
 
     effects: list[ev.Effect] = field(default_factory=list)
-    """But those of steps."""
+    """All effects but those of steps."""
     said: list[ev.Effect] = field(default_factory=list, compare=False)
-    """All of them."""
+    """All effects."""
     runs: dict[int, tuple[ev.StepRun, int]] = field(default_factory=dict)
 
     def add(self, effects: Iterable[ev.Effect]) -> None:
@@ -91,7 +91,7 @@ class Record:
         return found
 
     def steps(self, costs: Linear) -> list[tuple[int, int, int, int]]:
-        """(begin, batch, context, prompt tokens) of every step."""
+        """Of every step: its begin in ns, its batch, its context tokens, its prompt tokens."""
         rows = []
         for run, steps in self.runs.values():
             for at in range(steps):
@@ -100,7 +100,7 @@ class Record:
         return rows
 
     def tokens(self, costs: Linear) -> dict[str, dict[int, tuple[int, int]]]:
-        """When each token of each request was there, and what it follows from."""
+        """Of each request's tokens, by index: the time in ns, and the answer key from which the token follows."""
         made: dict[str, dict[int, tuple[int, int]]] = {}
         for run, steps in self.runs.values():
             for at in range(steps):
@@ -118,7 +118,7 @@ class Record:
 
 
 class World:
-    """Some twins. `latency_ns` is how long a pull takes; `spoil` may change what it reads."""
+    """Some twins. `latency_ns`: how long a pull takes. `spoil` may change the contents that a pull reads."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class World:
         self.at(max(self.now, began + self.latency_ns), lambda: self._look(name, request, source, read))
 
     def _look(self, name: str, request: RequestId, source: HoldSource, read: tuple[int, ...] | None) -> None:
-        """All has come: what does the slot say now?"""
+        """All blocks have been read: now read the hold's slot, and report both to the twin."""
         if read is None:
             self.tell(name, ev.KvFailed(request))
             return
@@ -191,7 +191,7 @@ class World:
         self.tell(name, ev.KvArrived(request, read, said))
 
     def play(self, until: int | None = None) -> None:
-        """To the end, or up to a time."""
+        """Run until nothing is left to do, or until the time `until` in ns."""
         for _ in range(1_000_000):
             due = [(wakeup, name) for name, twin in self.twins.items() if (wakeup := twin.next_wakeup()) is not None]
             first = min(due, default=None)
@@ -221,7 +221,7 @@ def life(twin: Twin) -> EngineLife:
 
 
 def check(twin: Twin) -> None:
-    """No block is lost, none has an owner that nobody knows of."""
+    """Fail unless the users of every block are exactly the requests, holds and deferred frees that name it."""
     if twin._life is None:
         return
     scheduler = twin._life.scheduler
@@ -243,7 +243,7 @@ def check(twin: Twin) -> None:
 
 
 def elsewhere(name: str, blocks: Iterable[int], tokens: int) -> HoldSource:
-    """A hold at a producer that is no twin."""
+    """A hold at a producer that is not one of the twins."""
     transfer, mark = hold_id(name), name.encode().ljust(16, b".")
     return HoldSource(transfer, InstanceId("elsewhere"), tuple(blocks), tokens, transfer.request, Slot(0, mark))
 

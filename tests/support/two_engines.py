@@ -1,4 +1,4 @@
-"""Two real engines without router or agents, P and D, and what tests do with them as a router would."""
+"""Two real engines, P and D, without a router or agents. Tests send them requests as a router does."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from kvtransfer.door import ask as knock
 
 
 class TwoEngines(RandomPrompts):
-    """One pair for all tests of a module: its prompts and names are never the same twice."""
+    """One pair for all tests of a module. No two of its prompts or transfer names are the same."""
 
     seed: ClassVar[int]
-    """Of its prompts."""
+    """The seed of its prompts."""
     counts: ClassVar[tuple[str, ...]] = ("holds", "legs", "pulls")
-    """What of an engine's state is 0 once nothing is held."""
+    """The fields of an engine's state that are 0 when it holds nothing."""
 
     def __init__(self, engines: Engines) -> None:
         self.engines = engines
@@ -52,11 +52,11 @@ class TwoEngines(RandomPrompts):
         return all(state[what] == 0 for state in states for what in self.counts)
 
     def met(self) -> None:
-        """Wait until both engines know each other."""
+        """Wait until each engine lists the other as a peer."""
         within(20, lambda: all(self.state(name)["peers"] for name in "pd"))
 
     def both_live(self) -> None:
-        """Both serve on, and come to hold nothing."""
+        """Check that both engines still serve, and wait until neither holds anything."""
         for name in "pd":
             assert self.engines.running[name].alive(), self.engines.running[name].tail()
             assert get(self.engines.url(name), "/health")[0] == 200
@@ -65,7 +65,7 @@ class TwoEngines(RandomPrompts):
 
 @contextmanager
 def real_engines(folder: Path, *, another: str = "") -> Iterator[Engines]:
-    """The engines `p` and `d`, and another D of this name. Skips the test where there is no vLLM."""
+    """The engines `p` and `d`, and another D with the name `another`, if given. Without vLLM, the test is skipped."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make setup")
     roles = {"p": Role.PREFILL, "d": Role.DECODE, **({another: Role.DECODE} if another else {})}

@@ -1,10 +1,10 @@
-"""Start-up patch for tests: what vLLM 0.32's CPU build lacks to spread a mixture's experts over data parallel ranks.
+"""Start-up patch for tests: vLLM 0.32's CPU build cannot spread a mixture's experts over data parallel ranks.
 
 - Its communicator has no `all_gatherv` and no `reduce_scatterv` (`base_device_communicator.py` raises
-  NotImplementedError), so the first step of such an engine ends it. Both are made of what gloo has: parts are padded to
-  one size, and sums are cut.
-- Its experts ignore which of them a rank has (`expert_map`), and read beyond their weights (a segmentation fault). An
-  expert that is elsewhere counts as the first one here, with weight 0.
+  NotImplementedError), so the first step of such an engine ends it. The patch builds both from gloo's collectives:
+  parts are padded to one size, and each rank cuts its part out of the sum.
+- Its experts ignore which experts a rank has (`expert_map`), and read beyond their weights (a segmentation fault). The
+  patch replaces an expert of another rank by this rank's first expert, with weight 0.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def lend_collectives(module: ModuleType) -> None:
 
 
 def know_own_experts(module: ModuleType) -> None:
-    """Make the CPU's experts compute those that the rank has."""
+    """Make the CPU's kernel compute only the experts that the rank has."""
     experts: Any = module.CPUUnquantizedExperts
     real = experts.apply
 
