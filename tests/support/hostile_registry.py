@@ -117,7 +117,7 @@ async def spoil(
         keys = [f"{kind}:lock:{name}" for name in NAMES] + [f"{kind}:members"]
         keys += [f"{kind}:beat:{name}:{agent}" for name in NAMES for agent in "ab"]
         for key in keys:
-            await _write(redis, prefix + key, chance, url, text=kind == "members" or chance.random() < 0.7)
+            await _write(redis, prefix + key, chance, url, text=key.endswith(":members") or chance.random() < 0.7)
         entries = [f"{name} {agent}".encode() for name in NAMES for agent in "ab"]
         if chance.random() < 0.7:
             await redis.delete(f"{prefix}{kind}:members")
