@@ -192,6 +192,7 @@ def test_a_question_that_is_lost_is_asked_again() -> None:
     assert both.peer.bookings == 0
 
 
+@pytest.mark.interpreted
 def test_notes_without_the_first_part_do_not_replace_the_bookings() -> None:
     both = Both()
     both.updates.tell_all()
@@ -207,6 +208,7 @@ def test_notes_without_the_first_part_do_not_replace_the_bookings() -> None:
     assert both.peer.to_ask(8.0) == ["a"]
 
 
+@pytest.mark.interpreted
 def test_a_finished_answer_of_a_peer_has_used_its_place_in_the_prefix_cache() -> None:
     class Recording(PrefixCacheIndex):
         def used(self, row: int, chunks: Any, now: float) -> None:

@@ -263,11 +263,12 @@ def test_a_manual_change_of_a_child_is_undone_and_fields_that_others_add_stay() 
 def test_an_object_that_is_not_wanted_any_more_is_deleted() -> None:
     with_monitor = desired({**SMALL, "kubernetes": {"pod_monitor": True}})
     there = settled(with_monitor)
+    (monitor,) = (each for each in there.objects if each["kind"] == "PodMonitor")
+    monitor["metadata"]["uid"] = "u-7"
     (action,) = plan(desired(), ObservedCluster(objects=there.objects, pods=there.pods), PlanLimits(), 1.0)
     assert isinstance(action, Delete)
     assert (action.kind, action.name) == ("PodMonitor", "chat")
-    (monitor,) = (each for each in there.objects if each["kind"] == "PodMonitor")
-    assert action.uid == monitor["metadata"]["uid"] != "", "a new object of that name is not deleted"
+    assert action.uid == "u-7", "a new object of that name is not deleted"
 
 
 def test_paused_wrong_or_deleted_resources_are_left_alone() -> None:

@@ -181,7 +181,6 @@ def test_the_highest_rate_allowed_and_no_rate_at_all() -> None:
 
 def test_time_that_runs_out_leaves_what_is_known() -> None:
     search = Search(Aim(attainment=SHARE, seconds_max=30))
-    assert search.next_wakeup() is None
     search.start(5.0)
     assert search.next_wakeup() == 35.0
     assert search.handle(TrialTick(), 34.9) == ()
