@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.errors import bad_request
 from router.core.load_notes import CHUNKS_MAX
 from router.core.unread import Sort, Unread, beginning
 from router.predict.media import MEDIA_BYTES, MediaReader
@@ -116,16 +117,35 @@ class ReadPrompt(NamedTuple):
     """Bytes of all its text."""
     media: int
     """Pictures, sounds and videos in it, each counted as `MEDIA_BYTES`."""
+    prompts: int = 1
+    """The number of prompts, each of which is answered; 0: unknown, in a large body."""
 
 
 def read_prompt(body: Mapping[str, Any]) -> ReadPrompt:
-    """Read the prompt of an OpenAI body."""
-    if body.get("messages") is None:
-        text = _completion(body.get("prompt"))
-        return ReadPrompt(text, prompt_bytes(body, text), 0)
-    media = MediaReader()
-    text = prompt_text(body, media)
-    return ReadPrompt(text, prompt_bytes(body, text, media), media.count)
+    """Read the prompt of an OpenAI body. Of several prompts the text is the first one's, and the size that of all.
+
+    Raises:
+        ApiError: 400, a long text in a large body is no valid JSON: only here it is read to its end.
+    """
+    try:
+        if body.get("messages") is None:
+            return _read_completion(body)
+        media = MediaReader()
+        text = prompt_text(body, media)
+        return ReadPrompt(text, prompt_bytes(body, text, media), media.count)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"The body is not valid JSON: {error}") from None
+
+
+def _read_completion(body: Mapping[str, Any]) -> ReadPrompt:
+    prompt = body.get("prompt")
+    text = _completion(prompt)
+    if isinstance(prompt, list) and len(prompt) > 1 and isinstance(prompt[0], str | list):
+        texts = sum(len(_encoded(each)) for each in prompt if isinstance(each, str))
+        ids = sum(4 * len(each) for each in prompt if isinstance(each, list))
+        return ReadPrompt(text, texts + ids, 0, len(prompt))
+    unknown = isinstance(prompt, Unread) and prompt.sort not in (Sort.TEXT, Sort.IDS)
+    return ReadPrompt(text, prompt_bytes(body, text), 0, 0 if unknown else 1)
 
 
 def prompt_text(body: Mapping[str, Any], media: MediaReader | None = None) -> bytes:

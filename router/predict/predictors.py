@@ -33,13 +33,17 @@ TOKENS_MAX: Final = 1 << 31
 class PredictedRequest:
     """One request with its predictions."""
 
-    __slots__ = ("kind", "lengths", "text_bytes", "wanted")
+    __slots__ = ("kind", "lengths", "prompts", "text_bytes", "wanted")
 
-    def __init__(self, wanted: Wanted, lengths: AnswerLengths, kind: TextKind, text_bytes: int) -> None:
+    def __init__(
+        self, wanted: Wanted, lengths: AnswerLengths, kind: TextKind, text_bytes: int, prompts: int = 1
+    ) -> None:
         self.wanted: Final = wanted
         self.lengths: Final = lengths
         self.kind: Final = kind
         self.text_bytes: Final = text_bytes
+        self.prompts: Final = prompts
+        """See `ReadPrompt`: an engine's counts are of all prompts together."""
 
 
 class RequestPredictor:
@@ -65,7 +69,7 @@ class RequestPredictor:
             body: the parsed body, without transfer fields.
             scope: the scope that its names match in (`Clients.scope`).
         """
-        text, size, media = read_prompt(body)
+        text, size, media, prompts = read_prompt(body)
         model = wanted.model or ""
         kind = TextKind.IDS if _is_ids(body) else TextKind.MEDIA if media else kind_of(text)
         tokens = self._ratios.tokens(wanted.tenant, model, kind, size)
@@ -92,7 +96,7 @@ class RequestPredictor:
             output_lengths=outlook.lengths,
             output_variance=outlook.variance,
         )
-        return PredictedRequest(told, lengths, kind, size)
+        return PredictedRequest(told, lengths, kind, size, prompts)
 
     def told(self, wanted: Wanted, taken: PredictedRequest, usage: Mapping[str, Any]) -> Wanted:
         """An engine has counted the prompt's tokens: learn from the count, and replace the estimate by it."""

@@ -141,20 +141,23 @@ class ScheduledRequest:
         meters.flow.prefilled(wanted.model or "", wanted.slo_class, wanted.prompt_tokens, cached_tokens)
 
     def count_tokens(self, request: Request, events: int | None) -> int | None:
-        """The number of the answer's tokens: as its engine counted them, else by the `events` that were relayed."""
+        """The tokens of one answer, as its engine counted them, else by the `events` that were relayed."""
         predictor, usage = self._parts.predictor, self._trace.usage
         if predictor is None or self._predicted is None:
             return None
         if usage and self._sent:  # no P has reported the prompt: one instance did all, and reports it at its end
             self.context.wanted = predictor.told(self.context.wanted, self._predicted, usage)
             cached_tokens = cached_in(usage)
-            if cached_tokens is not None:
+            if cached_tokens is not None and self._predicted.prompts == 1:  # else it is of several prompts together
                 self._count_cached(cached_tokens)
                 each = self.context.wanted.prefix_block_tokens
                 for sent in self._sent:
                     self._parts.dispatch.fleet.handle(d.Cached(sent, each, cached_tokens), time.monotonic())
-        tokens, answers = answer_tokens(usage) or events, request.body.get("n")
-        return tokens // answers if tokens and isinstance(answers, int) and answers > 1 else tokens
+        tokens, asked, prompts = answer_tokens(usage) or events, request.body.get("n"), self._predicted.prompts
+        if prompts == 0:
+            return None
+        answers = prompts * asked if isinstance(asked, int) and asked > 1 else prompts
+        return tokens // answers if tokens and answers > 1 else tokens
 
     def finish(
         self,

@@ -112,8 +112,8 @@ def _request_attributes(request: Request) -> dict[str, Any]:
         found["baton.request.client_id"] = request.client_id
     for name, key in _SETTINGS.items():
         value = request.body.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            found[name] = value
+        if isinstance(value, float) or (type(value) is int and -(1 << 63) <= value < 1 << 63):
+            found[name] = value  # OTLP's integers have 64 bits
     return found
 
 

@@ -41,6 +41,10 @@ class Stage:
     """The answer's further tokens: in no sum."""
 
 
+STAGES_MAX: Final = 64
+"""The most stages of a shape. To be counted together with others, a request of n stages is read n times, and one that
+waits gets two more stages whenever it asks for a place in vain."""
+
 LEGS: Final = {
     Stage.PREFILL_LEG: ("queue_p", "prefill"),
     Stage.DECODE_LEG: ("handoff_queue_d", "step_d"),
@@ -211,8 +215,8 @@ class RequestTimeline:
                 return
 
     def shape(self) -> StreamShape | None:
-        """The shape of a stream that has ended without an engine's report; None for others."""
-        if self._reports or not self._stream or self._ended is None:
+        """The shape of a stream that has ended without an engine's report; None for others and for many stages."""
+        if self._reports or not self._stream or self._ended is None or len(self._stages) > STAGES_MAX:
             return None
         return StreamShape(tuple(self._stages), self._first, self._second, self.seeded)
 

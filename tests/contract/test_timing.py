@@ -647,6 +647,14 @@ async def test_usage_in_a_span(start: Starter, spans: InMemorySpanExporter) -> N
     assert attributes["gen_ai.usage.cache_read.input_tokens"] == 4
 
 
+async def test_a_number_that_otlp_cannot_hold_is_in_no_span(start: Starter, spans: InMemorySpanExporter) -> None:
+    fleet = await start(prefill=0, decode=1)
+    await post(fleet, {**GREEDY, "seed": 1 << 63, "top_k": 5}, X_Request_Id="one")
+    attributes = (await ended(fleet, spans, "one"))["text_completion fake"].attributes or {}
+    assert "gen_ai.request.seed" not in attributes
+    assert attributes["gen_ai.request.max_tokens"] == 5
+
+
 async def test_failures_are_errors_in_a_trace(start: Starter, spans: InMemorySpanExporter) -> None:
     fleet = await start(prefill=0, decode=1)
 

@@ -91,6 +91,15 @@ def test_each_request_is_counted_in_its_own_slot() -> None:
     assert [slot["ended"] for slot in lately.told(3 * SLOT_S)["history"][-4:]] == [1, 1, 1, 1]
 
 
+def test_a_request_that_asked_for_a_place_in_vain_thousands_of_times_is_read_once() -> None:
+    line = RequestTimeline(0.0, stream=True)
+    for at in range(4000):
+        line.enter((Stage.CREDIT, Stage.ROUTER)[at % 2], float(at))
+    line.end(4000.0)
+    assert line.shape() is None
+    assert line.read(4000.0).total_s == 4000.0
+
+
 def test_rows_of_stages_are_not_remembered_for_ever() -> None:
     lately = RollingStatistics()
     finished = FinishedRequests(Times(CollectorRegistry(), BOUNDS), lately)

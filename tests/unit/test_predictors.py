@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from cluster.errors import ApiError
 from router.core.values import Wanted
 from router.predict.answer_lengths import Predictor
 from router.predict.chunks import CHUNK_BYTES
 from router.predict.predictors import RequestPredictor, answer_tokens, cached_in, chunk_key
+from router.request.heavy import read
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WANTED = Wanted(model="m", hand_over=True, tenant="acme", slo_class="fast")
@@ -97,6 +99,42 @@ def test_no_prediction_is_beyond_the_limit(path: str, body: dict[str, Any], limi
 def test_token_ids_are_counted_and_not_estimated() -> None:
     for prompt in ([5] * 700, [[5] * 700]):
         assert predictor().take(WANTED, COMPLETIONS, {"prompt": prompt}, scope=None).wanted.prompt_tokens == 700
+
+
+def test_several_prompts_are_measured_together_and_an_engine_s_counts_are_of_all() -> None:
+    here, one = predictor(), {"prompt": TEXT}
+    before = here.take(WANTED, COMPLETIONS, one, scope=None).wanted.prompt_tokens
+    for _ in range(100):
+        taken = here.take(WANTED, COMPLETIONS, {"prompt": [TEXT] * 32}, scope=None)
+        assert (taken.prompts, taken.text_bytes) == (32, 32 * len(TEXT))
+        here.told(taken.wanted, taken, {"prompt_tokens": 32 * before})
+    assert here.take(WANTED, COMPLETIONS, one, scope=None).wanted.prompt_tokens == pytest.approx(before, rel=0.05)
+    assert here.take(WANTED, COMPLETIONS, {"prompt": [[1, 2], [3], "x", 5, None]}, scope=None).prompts == 5
+
+
+LONG_CUT = b"a" * 70_000 + b"\\ud83d" + b"b" * 70_000
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"model":"m","prompt":"' + LONG_CUT + b'","user":"' + b"x" * (1 << 20) + b'"}',
+        b'{"model":"m","messages":[{"role":"user","content":"' + LONG_CUT + b'"},{"role":"user","content":"'
+        + b"x" * (2 << 20) + b'"}]}',
+    ],
+    ids=["prompt", "messages"],
+)  # fmt: skip
+def test_half_a_surrogate_pair_in_a_large_body_is_the_client_s_error(raw: bytes) -> None:
+    steps = read(raw)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            body = stop.value.body
+            break
+    with pytest.raises(ApiError) as error:
+        predictor().take(WANTED, COMPLETIONS if "prompt" in body else CHAT, body, scope=None)
+    assert error.value.status == 400
 
 
 @pytest.mark.parametrize(
