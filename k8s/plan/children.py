@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from cluster.spec import flags
 from cluster.spec.tree import tree_of
 from cluster.spec.writer import written
 from k8s.crd.names import LABEL_CLUSTER, LABEL_COUNT, LABEL_PART, LABEL_POOL, digest, label_value, service_name, short
@@ -71,8 +72,9 @@ def _account(resource: Resource) -> dict[str, Any]:
     return owned(resource, "v1", "ServiceAccount", name, "account", automountServiceAccountToken=False)
 
 
-ENGINES_ALONE: Final = frozenset({"min", "max", "start", "env", "engine_args"})
-"""Settings of a pool that routers do not read: a change of one restarts no router."""
+ENGINES_ALONE: Final = frozenset({"min", "max", "start", "env"})
+"""Settings of a pool that routers do not read: a change of one restarts no router. Of `engine_args` they read the flags
+in `flags.PRICED` alone."""
 
 
 def file_text(resource: Resource) -> str:
@@ -93,7 +95,10 @@ def _model_for_routers(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pool_for_routers(pool: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {key: value for key, value in (pool or {}).items() if key not in ENGINES_ALONE}
+    kept = {key: value for key, value in (pool or {}).items() if key not in ENGINES_ALONE}
+    args = kept.pop("engine_args", None) or {}
+    priced = {name: value for name, value in args.items() if flags.normal(name) in flags.PRICED}
+    return {**kept, "engine_args": priced} if priced else kept
 
 
 def _file(resource: Resource) -> dict[str, Any]:

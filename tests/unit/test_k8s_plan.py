@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from support.k8s_objects import IMAGES, SMALL, applied, conditions, desired, manifests, resource, settled
 
+from baton.makes import makes_of
 from baton.scaling import wants_scaling
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Role
 from cluster.spec import parse
 from cluster.spec.example import EXAMPLE
 from k8s.crd import read_resource
@@ -524,6 +527,23 @@ def test_routers_read_the_file_as_the_operator_does() -> None:
     read = parse(file_text(wanted), "baton.yaml").usable()
     assert (read.registry, read.limits) == (wanted.spec.registry, wanted.spec.limits)
     assert [each.served_name for each in read.models] == ["1e5"]
+
+
+def test_routers_make_of_their_file_what_the_spec_says_engines_cost() -> None:
+    """Routers price steps and transfers by two of an engine's flags; the others are not in their file."""
+    args = {"max_num_batched_tokens": 8192, "kv-cache-dtype": "fp8", "max-model-len": 4096}
+    pool = {"gpu": "H100", "engine_args": args}
+    models = [{"name": "Qwen/Qwen3-32B", "pools": {"prefill": pool, "decode": {**pool, "shape": {"tp": 2}}}}]
+    wanted = desired({"models": models}).resource
+    assert wanted.spec is not None
+    read = parse(file_text(wanted), "baton.yaml").usable()
+    for role in (Role.PREFILL, Role.DECODE):
+        instance = Instance(id=InstanceId(f"chat-{role.value}-0"), role=role, url="http://10.0.0.1:8100")
+        make = makes_of(read)(instance)
+        assert make == makes_of(wanted.spec)(instance)
+        assert make is not None
+        assert (make.kv_bytes, make.budget_tokens) == (131_072, 8192)
+    assert "max-model-len" not in file_text(wanted)
 
 
 def test_a_change_that_only_engines_read_restarts_no_router_in_extra_pools_either() -> None:
