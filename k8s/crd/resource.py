@@ -28,6 +28,7 @@ IGNORED: Final = {
     "port": "clients reach the Service on port 8000",
     "admin_host": "pods listen on their own addresses",
     "admin_port": "the admin side is on port 8001",
+    "processes": "routers are pods of one process each, as many as `kubernetes.routers`",
 }
 """Settings of `router` that Kubernetes decides."""
 

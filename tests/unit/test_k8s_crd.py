@@ -253,6 +253,14 @@ def test_the_example_is_read_with_its_addresses_ignored() -> None:
     assert cluster_file(spec) == spec
 
 
+def test_routers_on_kubernetes_are_one_process_each() -> None:
+    """Ports, network policies and the PodMonitor know one admin side of a pod."""
+    read = read_resource(resource({"models": [{"name": "m"}], "router": {"processes": 4}}))
+    (problem,) = read.problems
+    assert (problem.field, problem.value, problem.severity) == ("router.processes", "4", Severity.WARNING)
+    assert "kubernetes.routers" in problem.message
+
+
 @pytest.mark.parametrize("path", ["/etc/key", "../key", "~/key", "a b", "keys/ä"])
 def test_a_file_outside_the_secret_is_an_error(path: str) -> None:
     read = read_resource(resource({"models": [{"name": "m"}], "tenants": {"acme": {"key_file": path}}}))

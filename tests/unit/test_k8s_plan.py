@@ -514,7 +514,8 @@ def test_the_example_makes_a_cluster() -> None:
     pod = made["Deployment", "chat-router"]["spec"]["template"]["spec"]
     files = next(each for each in pod["volumes"] if each["name"] == "files")["projected"]["sources"]
     assert {"key": "keys.acme", "path": "keys/acme"} in files[1]["secret"]["items"]
-    assert "host" not in yaml.safe_load(made["ConfigMap", "chat-file"]["data"]["baton.yaml"])["router"]
+    told = yaml.safe_load(made["ConfigMap", "chat-file"]["data"]["baton.yaml"])["router"]
+    assert not {"host", "port", "admin_host", "admin_port", "processes"} & told.keys()
 
 
 def test_routers_read_the_file_as_the_operator_does() -> None:
