@@ -35,7 +35,7 @@ from k8s.crd.names import (
     service_name,
     short,
 )
-from k8s.crd.resource import Resource
+from k8s.crd.resource import Resource, secret_key
 from k8s.plan.merge import patched
 
 ENGINE_PORT: Final = 8100
@@ -192,18 +192,23 @@ def registry_words(resource: Resource, user: str) -> list[str]:
 
 
 def volumes(resource: Resource, user: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes and mounts of routers and engines: the cluster file, the files it names, and the internal Secret.
+    """Volumes and mounts of routers and engines: the cluster file, the files it names that the pod reads, and the
+    internal Secret. Routers read all files, and engines those of the registry: so engines see no tenant's key and no
+    certificate's, and a new tenant changes no engine's template.
 
     `user`: user of the registry; a pod gets only this user's password from the internal Secret.
     """
     assert resource.spec is not None
-    own = ["operator-key-digest", *((f"{user}-password",) if resource.spec.registry.url is None else ())]
+    registry = resource.spec.registry
+    engines = {secret_key(path): path for path in (registry.password_file, registry.ca_file) if path}
+    files = resource.files if user == "baton-router" else engines
+    own = ["operator-key-digest", *((f"{user}-password",) if registry.url is None else ())]
     internal = {
         "secretName": internal_secret(resource),
         "items": [{"key": key, "path": key} for key in own],
         "defaultMode": 0o440,
     }
-    items = [{"key": key, "path": path.removeprefix("./")} for key, path in sorted(resource.files.items())]
+    items = [{"key": key, "path": path.removeprefix("./")} for key, path in sorted(files.items())]
     sources: list[dict[str, Any]] = [{"configMap": {"name": short(f"{resource.name}-file")}}]
     if items:
         sources.append({"secret": {"name": resource.files_secret, "items": items}})

@@ -134,6 +134,61 @@ def test_a_change_of_slo_starts_no_new_engine() -> None:
     assert len(actions) == 2
 
 
+def test_a_new_tenant_starts_no_new_engine() -> None:
+    """Engines mount no tenant's key: a file of the spec that only routers read is in no engine's template."""
+    before = desired({**SMALL, "tenants": {"a": {"key_file": "keys/a"}}})
+    after = desired({**SMALL, "tenants": {"a": {"key_file": "keys/a"}, "b": {"key_file": "keys/b"}}})
+    actions = plan(after, settled(before), PlanLimits(), 1.0)
+    assert {each.manifest["metadata"]["name"] for each in actions if isinstance(each, Apply)} == {
+        "chat-file",
+        "chat-router",
+    }
+    assert len(actions) == 2
+
+
+def file_keys(deployment: Any) -> set[str]:
+    """The keys of the Secret with the spec's files that the pods of a Deployment mount."""
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    sources = next(each for each in volumes if each["name"] == "files")["projected"]["sources"]
+    return {item["key"] for each in sources if "secret" in each for item in each["secret"]["items"]}
+
+
+def test_engines_mount_only_the_registrys_files() -> None:
+    spec = {
+        **SMALL,
+        "registry": {"url": "rediss://r:6379", "password_file": "keys/registry", "ca_file": "ca.pem"},
+        "router": {"tls_cert_file": "router.pem", "tls_key_file": "router.key", "admin_key_file": "keys/admin"},
+        "tenants": {"acme": {"key_file": "keys/acme"}},
+    }
+    made = manifests(spec)
+    for name in ("chat-prefill-0", "chat-decode-0"):
+        assert file_keys(made["Deployment", name]) == {"keys.registry", "ca.pem"}
+    routers = {"keys.registry", "ca.pem", "router.pem", "router.key", "keys.admin", "keys.acme"}
+    assert file_keys(made["Deployment", "chat-router"]) == routers
+
+
+def test_probes_of_a_router_with_a_certificate_speak_tls() -> None:
+    """The clients' port speaks nothing but TLS then, and a plain probe would never succeed."""
+    for router, scheme in (({"tls_cert_file": "router.pem"}, "HTTPS"), ({}, "HTTP")):
+        deployment = manifests({**SMALL, "router": router})["Deployment", "chat-router"]
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        probes = [container[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+        assert [each.get("scheme", "HTTP") for each in probes] == [scheme] * 3
+
+
+def test_a_routers_admin_side_takes_the_users_keys_and_the_operators() -> None:
+    import argparse
+
+    from baton.commands import router
+
+    deployment = manifests({**SMALL, "router": {"admin_key_file": "keys/admin"}})["Deployment", "chat-router"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    parser = argparse.ArgumentParser()
+    router.add_arguments(parser)
+    words = [re.sub(r"\$\(POD_IP\)", "10.0.0.1", word) for word in container["command"][2:]]
+    assert parser.parse_args(words).admin_key_file == ["/etc/baton/keys/admin", "/run/baton/operator-key-digest"]
+
+
 def test_a_new_image_is_a_new_family_of_both_roles() -> None:
     after, actions = changed("image")
     made = [each.manifest for each in actions if isinstance(each, Apply)]
