@@ -1,4 +1,4 @@
-"""The pods of instances and their workload objects: a Deployment of one, or a LeaderWorkerSet over several nodes. Pure.
+"""The pods of instances and their workload objects: a Deployment of one each. Pure.
 
 GPU counts come from the pool's shape and are kept in a label; they are never read back from resource requests, which a
 pool's patch may replace (DRA claims). Every container has the "restricted" profile of Kubernetes' pod security
@@ -272,19 +272,14 @@ def _probes(start_s: float) -> dict[str, Any]:
     }
 
 
-def _resources(resource: Resource, pool: Pool, nodes: int) -> dict[str, Any]:
+def _resources(resource: Resource, pool: Pool) -> dict[str, Any]:
     settings = resource.kubernetes
     asked: dict[str, str] = {}
     if settings.engine.value == "vllm":
-        asked[settings.gpu_resource] = str(math.ceil(pool.shape.gpus / nodes))
+        asked[settings.gpu_resource] = str(pool.shape.gpus)
     if settings.rdma_resource:
         asked[settings.rdma_resource] = "1"
     return {"limits": asked, "requests": asked} if asked else {}
-
-
-def nodes_of(resource: Resource, pool: Pool) -> int:
-    """The number of nodes that one instance spans."""
-    return max(1, math.ceil(pool.shape.gpus / resource.kubernetes.node_gpus))
 
 
 def _near(resource: Resource, role: Role) -> dict[str, Any]:
@@ -320,7 +315,7 @@ def template(resource: Resource, stem: str, model: Model, role: Role, pool: Pool
         "ports": [{"name": "http", "containerPort": ENGINE_PORT}, {"name": "agent", "containerPort": AGENT_PORT}],
         "volumeMounts": mounts,
         "securityContext": container_security(),
-        "resources": _resources(resource, pool, nodes_of(resource, pool)),
+        "resources": _resources(resource, pool),
         **_probes(settings.start_s),
     }
     if settings.env_secret:
@@ -385,24 +380,10 @@ def workload(
         if each["name"] == "engine":
             each["env"] = [instance, *each["env"]]
             each["volumeMounts"] = [*each["volumeMounts"], mount]
-    nodes = nodes_of(resource, pool)
-    if nodes > 1:
-        body: dict[str, Any] = {
-            "leaderWorkerTemplate": {
-                "size": nodes,
-                "workerTemplate": pod,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-            },
-            "rolloutStrategy": {"type": "RollingUpdate"},
-        }
-        manifest = owned(
-            resource, "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, "instance", outlives=True, spec=body
-        )
-    else:
-        body = {"selector": {"matchLabels": own}, "strategy": {"type": "Recreate"}, "template": pod}
-        body["revisionHistoryLimit"] = 0
-        body["progressDeadlineSeconds"] = math.ceil(resource.kubernetes.start_s) + GRACE_S
-        manifest = owned(resource, "apps/v1", "Deployment", name, "instance", outlives=True, spec=body)
+    body = {"selector": {"matchLabels": own}, "strategy": {"type": "Recreate"}, "template": pod}
+    body["revisionHistoryLimit"] = 0
+    body["progressDeadlineSeconds"] = math.ceil(resource.kubernetes.start_s) + GRACE_S
+    manifest = owned(resource, "apps/v1", "Deployment", name, "instance", outlives=True, spec=body)
     manifest["metadata"]["labels"] |= {**chosen, **own}
     return stamped(manifest)
 

@@ -336,18 +336,19 @@ def test_paused_wrong_or_deleted_resources_are_left_alone() -> None:
     assert plan(Desired(resource=read_resource(gone), images=IMAGES), ObservedCluster(), PlanLimits(), 0.0) == ()
 
 
-def test_an_instance_over_nodes_is_a_leader_worker_set() -> None:
-    spec = {"models": [{"name": "m", "pools": {"both": {"shape": {"tp": 8, "pp": 2}}}}]}
-    made = manifests(spec)["LeaderWorkerSet", "chat-both-0"]
-    assert made["spec"]["leaderWorkerTemplate"]["size"] == 2
-    container = made["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
-    without = desired(spec, kinds=frozenset())
+def test_a_kind_that_is_missing_is_told_and_not_applied() -> None:
+    without = desired({**SMALL, "kubernetes": {"pod_monitor": True}}, kinds=frozenset())
     actions = plan(without, ObservedCluster(), PlanLimits(), 0.0)
-    assert not [each for each in actions if isinstance(each, Apply) and each.manifest["kind"] == "LeaderWorkerSet"]
+    assert not [each for each in actions if isinstance(each, Apply) and each.manifest["kind"] == "PodMonitor"]
     said = conditions(status(without, ObservedCluster(), actions, 0.0, {}))
     assert said["Degraded"]["reason"] == "KindMissing"
-    assert "LeaderWorkerSet" in said["Degraded"]["message"]
+    assert "PodMonitor" in said["Degraded"]["message"]
+
+
+def test_an_instance_asks_for_the_gpus_of_its_shape() -> None:
+    made = manifests({"models": [{"name": "m", "pools": {"both": {"shape": {"tp": 4, "pp": 2}}}}]})
+    (container,) = made["Deployment", "chat-both-0"]["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
 
 
 def test_grace_is_longer_than_the_drain_and_the_agent_is_the_first_process() -> None:
