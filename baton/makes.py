@@ -16,9 +16,6 @@ from costs.power import cap_of
 from costs.shipped import find_model, profiles
 from router.predict.step_model import Make, make_of
 
-BUDGET = "max-num-batched-tokens"
-KV_DTYPE = "kv-cache-dtype"
-
 
 def makes_of(spec: Spec) -> Callable[[Instance], Make | None]:
     """A function that finds the make of an instance: by its name if `baton up` gave it, else by its role if only one
@@ -51,7 +48,7 @@ def _make(model: Model, pool: Pool, memory_gib: Mapping[str, float | None]) -> M
     told = memory_gib.get(pool.gpu or "")
     gpu = gpu if told is None else replace(gpu, memory_gib=told)
     budget = _budget(pool.engine_args)
-    kv_dtype = kv_dtype_named(flags.given(pool.engine_args, KV_DTYPE)[1])
+    kv_dtype = kv_dtype_named(flags.given(pool.engine_args, flags.KV_DTYPE)[1])
     costs = costs_of(sizes, gpu, pool.shape, profiles=profiles(), kv_dtype=kv_dtype, batched_tokens=budget or None)
     if pool.power_cap_w is not None:
         costs = costs.capped(cap_of(pool.power_cap_w, gpu.tdp_w))
@@ -60,5 +57,5 @@ def _make(model: Model, pool: Pool, memory_gib: Mapping[str, float | None]) -> M
 
 def _budget(engine_args: Mapping[str, Any]) -> int:
     """Tokens of one step; 0: vLLM's default."""
-    found = flags.given(engine_args, BUDGET)[1]
+    found = flags.given(engine_args, flags.BUDGET)[1]
     return found if isinstance(found, int) and found > 0 else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from baton.clusterfile import beside
@@ -26,6 +27,16 @@ def open_tenant_keys(spec: Spec, file: str) -> dict[str, Keys]:
 
 def _open(tenant: str, file: Path) -> Keys:
     return open_keys(f"tenant {tenant}", file, f"`baton key new {tenant} --file {file}` makes one")
+
+
+def open_all_keys(whose: str, files: Iterable[Path]) -> Keys:
+    """The keys in all these files; each file is read again after a change of it. `whose`: as `open_keys`.
+
+    Raises:
+        UsageError: a file is missing or bad.
+    """
+    opened = [open_keys(whose, each) for each in files]
+    return lambda: tuple(key for keys in opened for key in keys())
 
 
 def open_keys(whose: str, file: Path, how: str = "") -> Keys:

@@ -37,16 +37,16 @@ from baton.memory import map_large_blocks
 from baton.output import announce_ready
 from baton.processes import ServerProcesses
 from baton.registry import add_registry_arguments, fill_from_file, fleet_proofs, open_registry
-from baton.setting_flags import add_settings
+from baton.setting_flags import add_settings, help_of
 from baton.signals import stopping_signals
-from baton.tenant_keys import open_keys, open_tenant_keys
+from baton.tenant_keys import open_all_keys, open_tenant_keys
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
 from cluster.errors import UsageError
 from cluster.ids import InstanceId, engine_of, rank_of
 from cluster.instance import Instance, Role
 from cluster.registry.registry import Registry
 from cluster.spec import Limits, RouterSettings, Spec
-from cluster.spec.about import settings_of
+from cluster.spec.about import flag_of, settings_of
 from cluster.telemetry import configure_logging
 from router.api.app import serve
 from router.api.config import Renewed, RouterConfig
@@ -75,6 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a cluster file: its classes and tenants, what it says of the router, and its hardware; flags win",
     )
     add_settings(parser, RouterSettings, ("host", "port", "admin_host", "admin_port", "processes", *_FILES))
+    setting = settings_of(RouterSettings)["admin_key_file"]
+    parser.add_argument(flag_of(setting.name), action="append", metavar="FILE", help=f"{help_of(setting)} (repeatable)")
     parser.add_argument(
         "--alias",
         action="append",
@@ -127,7 +129,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 _LEGS = {Role.PREFILL: "prefill legs", Role.DECODE: "decode legs", Role.BOTH: "both legs"}
 
-_FILES = ("tls_cert_file", "tls_key_file", "admin_key_file")
+_FILES = ("tls_cert_file", "tls_key_file")
 _SETTINGS = ("host", "port", "admin_host", "admin_port", "policy", "explain_last", *settings_of(Limits))
 """Settings that a flag or the file may give; `RouterConfig` has the defaults."""
 
@@ -238,13 +240,15 @@ def _aliases(args: argparse.Namespace, spec: Spec | None) -> dict[str, str]:
 def _files(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:
     """Certificate and operators' keys: by flags, else the cluster file's paths, relative to it."""
     found: dict[str, str | None] = {name: getattr(args, name) for name in _FILES}
+    operators = [Path(each) for each in args.admin_key_file or ()]
     if spec is not None:
         for name in _FILES:
             said = getattr(spec.router, name)
             if found[name] is None and said is not None:
                 found[name] = str(beside(args.config, said))
-    admin = found.pop("admin_key_file")
-    return {**found, "admin_keys": None if admin is None else open_keys("--admin-key-file", Path(admin))}
+        if not operators and spec.router.admin_key_file is not None:
+            operators = [beside(args.config, spec.router.admin_key_file)]
+    return {**found, "admin_keys": open_all_keys("--admin-key-file", operators) if operators else None}
 
 
 def _promises(spec: Spec, file: str) -> dict[str, Any]:

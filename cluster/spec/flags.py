@@ -78,6 +78,11 @@ SAME_ANSWERS = (
 SAME_WORDS = ("enable-auto-tool-choice", "reasoning-parser", "tool-call-parser")
 """Flags that change how a request is read and how its answer is written. No pair proof compares them."""
 
+BUDGET, KV_DTYPE = "max-num-batched-tokens", "kv-cache-dtype"
+PRICED = (BUDGET, KV_DTYPE)
+"""Flags from which routers derive what an engine's steps and transfers cost (`baton/makes.py`). A router's cluster file
+on Kubernetes has these flags and no others."""
+
 LEFT_OUT = {"kv-cache-dtype": "auto", "dtype": "auto", "generation-config": "auto", "tokenizer-mode": "auto"}
 """vLLM's default values of flags: a flag with its default is the same as no flag."""
 

@@ -28,6 +28,7 @@ IGNORED: Final = {
     "port": "clients reach the Service on port 8000",
     "admin_host": "pods listen on their own addresses",
     "admin_port": "the admin side is on port 8001",
+    "processes": "routers are pods of one process each, as many as `kubernetes.routers`",
 }
 """Settings of `router` that Kubernetes decides."""
 
@@ -111,6 +112,7 @@ def read_resource(resource: Mapping[str, Any], *, floor_of: FloorOf | None = Non
         told += _files(parsed.spec, where)
         told += _unknown_pools(parsed.spec, kubernetes, where)
         told += _pool_names(parsed.spec, where)
+        told += _wide(parsed.spec, kubernetes, where)
     broken = parsed.spec is None or any(each.severity is Severity.ERROR for each in told)
     return Resource(
         name=name,
@@ -186,6 +188,21 @@ def _pool_names(spec: Spec, where: str) -> Iterator[Problem]:
             yield _problem(
                 where, field, "has the name of the routers on Kubernetes", "give the pool another name", name
             )
+
+
+def _wide(spec: Spec, kubernetes: Kubernetes, where: str) -> Iterator[Problem]:
+    """Pools whose instances have more GPUs than a node. Such an instance would need an engine process on each node that
+    knows its rank, and no pod here starts one.
+    """
+    most = kubernetes.node_gpus
+    for number, model in enumerate(spec.models):
+        for name, (role, pool) in model.pools.every().items():
+            if pool.shape.gpus > most:
+                inner = (name,) if name == role.value else ("extra", name)
+                field = shown_path(("models", number, "pools", *inner, "shape"))
+                message = f"an instance does not span several nodes on Kubernetes, and a node has {most} GPUs"
+                fix = f"choose a shape of at most {most}, or write in `kubernetes.node_gpus` how many your nodes have"
+                yield _problem(where, field, message, fix, f"{pool.shape.gpus} GPUs")
 
 
 def _templates(kubernetes: Kubernetes, where: str) -> Iterator[Problem]:

@@ -138,7 +138,7 @@ class Kubernetes:
     node_gpus: int = field(
         default=WHOLE_NODE_GPUS,
         metadata=about(
-            text="GPUs of one node. An instance with more is a LeaderWorkerSet over several nodes.",
+            text="GPUs of one node. No instance spans several nodes: a pool whose shape has more GPUs is an error.",
             why="most servers for models have eight",
             at_least=1,
             at_most=1024,

@@ -25,7 +25,6 @@ PLURALS: Final[Mapping[str, str]] = {
     "Deployment": "deployments",
     "Event": "events",
     "HTTPRoute": "httproutes",
-    "LeaderWorkerSet": "leaderworkersets",
     "Lease": "leases",
     "NetworkPolicy": "networkpolicies",
     "Pod": "pods",

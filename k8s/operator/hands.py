@@ -15,7 +15,7 @@ from k8s.operator.fleet import ClusterPrograms
 from k8s.operator.secrets import Access, fleet, internal, keys_in, of_instance, replaced
 from k8s.plan import Action, Admit, Apply, Delete, Derive, Drain, Generate, ObservedCluster, Park, Rekey, Resume, Unpark
 from k8s.plan.merge import contains, view
-from k8s.plan.observe import WORKLOADS, is_ours, pods_by_instance
+from k8s.plan.observe import WORKLOAD, is_ours, pods_by_instance
 from k8s.plan.pods import fleet_secret, order_name
 
 logger = logging.getLogger("baton.operator")
@@ -204,7 +204,7 @@ class Hands:
         self, resource: Resource, observed: ObservedCluster, name: str, labels: Mapping[str, str | None], more: Json
     ) -> None:
         for each in observed.objects:
-            if each["metadata"]["name"] == name and each["kind"] in WORKLOADS:
+            if each["metadata"]["name"] == name and each["kind"] == WORKLOAD:
                 patch = {"metadata": {"labels": labels}, **more}
                 done = await self._client.merge(each["apiVersion"], each["kind"], resource.namespace, name, patch)
                 self._put(done)
@@ -212,7 +212,7 @@ class Hands:
 
 def _is_marked(observed: ObservedCluster, name: str) -> bool:
     """Whether an instance's drain is marked already: its time is counted from the first mark."""
-    workloads = (each for each in observed.objects if each["kind"] in WORKLOADS and each["metadata"]["name"] == name)
+    workloads = (each for each in observed.objects if each["kind"] == WORKLOAD and each["metadata"]["name"] == name)
     return any(LABEL_DRAINING in each["metadata"].get("labels", {}) for each in workloads)
 
 

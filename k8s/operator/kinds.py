@@ -14,7 +14,6 @@ from k8s.operator.watch import WatchCache
 logger = logging.getLogger("baton.operator")
 
 OPTIONAL: Final = {
-    "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1",
     "PodMonitor": "monitoring.coreos.com/v1",
     "HTTPRoute": "gateway.networking.k8s.io/v1",
 }

@@ -22,7 +22,7 @@ from k8s.crd.resource import Resource, secret_key
 from k8s.operator.client import ApiClient
 from k8s.operator.secrets import Access, text_in
 from k8s.plan import Action, Apply, Delete, Derive, Desired, Drain, ObservedCluster
-from k8s.plan.observe import is_ours, unix
+from k8s.plan.observe import WORKLOAD, is_ours, unix
 from k8s.plan.plan import Look
 from k8s.plan.pods import internal_secret, registry_url, workload
 from k8s.plan.values import PlannedObject, WantedPool
@@ -261,10 +261,10 @@ class OperatorWorld:
 
     async def remove(self, name: InstanceId, because: str) -> str:
         seen = self._seen()
-        for (kind, found), thing in seen.look.live.items():
-            if found == name and kind in {"Deployment", "LeaderWorkerSet"}:
-                uid = thing["metadata"].get("uid", "")
-                await self._operator.act(Delete(thing["apiVersion"], kind, found, uid, because), seen)
+        thing = seen.look.live.get((WORKLOAD, str(name)))
+        if thing is not None:
+            uid = thing["metadata"].get("uid", "")
+            await self._operator.act(Delete(thing["apiVersion"], WORKLOAD, str(name), uid, because), seen)
         return ""
 
     def _seen(self) -> ClusterSeen:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from cluster.spec import flags
 from cluster.spec.tree import tree_of
 from cluster.spec.writer import written
 from k8s.crd.names import LABEL_CLUSTER, LABEL_COUNT, LABEL_PART, LABEL_POOL, digest, label_value, service_name, short
@@ -71,8 +72,9 @@ def _account(resource: Resource) -> dict[str, Any]:
     return owned(resource, "v1", "ServiceAccount", name, "account", automountServiceAccountToken=False)
 
 
-ENGINES_ALONE: Final = frozenset({"min", "max", "start", "env", "engine_args"})
-"""Settings of a pool that routers do not read: a change of one restarts no router."""
+ENGINES_ALONE: Final = frozenset({"min", "max", "start", "env"})
+"""Settings of a pool that routers do not read: a change of one restarts no router. Of `engine_args` they read the flags
+in `flags.PRICED` alone."""
 
 
 def file_text(resource: Resource) -> str:
@@ -93,7 +95,10 @@ def _model_for_routers(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pool_for_routers(pool: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {key: value for key, value in (pool or {}).items() if key not in ENGINES_ALONE}
+    kept = {key: value for key, value in (pool or {}).items() if key not in ENGINES_ALONE}
+    args = kept.pop("engine_args", None) or {}
+    priced = {name: value for name, value in args.items() if flags.normal(name) in flags.PRICED}
+    return {**kept, "engine_args": priced} if priced else kept
 
 
 def _file(resource: Resource) -> dict[str, Any]:
@@ -108,13 +113,14 @@ def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
     assert resource.spec is not None
     words = ["baton", "router", "--config", f"{FILES}/baton.yaml", "--host", "0.0.0.0"]  # noqa: S104 - a pod's own
     words += ["--port", str(ROUTER_PORT), "--admin-host", "$(POD_IP)", "--admin-port", str(ADMIN_PORT), "--json"]
-    if resource.spec.router.admin_key_file is None:
-        words += ["--admin-key-file", f"{INTERNAL}/operator-key-digest"]
+    if resource.spec.router.admin_key_file is not None:  # the flag replaces the file's setting, and may be given twice
+        words += ["--admin-key-file", f"{FILES}/{resource.spec.router.admin_key_file.removeprefix('./')}"]
+    words += ["--admin-key-file", f"{INTERNAL}/operator-key-digest"]
     words += registry_words(resource, "baton-router")
     words += ["--ticket-keys-file", f"{KEYS}/{KEYS_FILE}"]
     _, mounts = volumes(resource, "baton-router")
     _, keys_mount = keys_volume(fleet_secret(resource))
-    ready = {"httpGet": {"path": "/health", "port": ROUTER_PORT}, "periodSeconds": 2, "timeoutSeconds": 2}
+    ready = _router_probe(resource, "/health")
     return {
         "name": "router",
         "image": resource.kubernetes.router_image or images.router,
@@ -133,17 +139,27 @@ def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
         "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
         "readinessProbe": ready,
         "livenessProbe": {**ready, "periodSeconds": 10, "failureThreshold": 6},
-        "startupProbe": _router_started(resource.kubernetes.start_s),
+        "startupProbe": _router_started(resource),
         "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
     }
 
 
-def _router_started(start_s: float) -> dict[str, Any]:
+def _router_probe(resource: Resource, path: str) -> dict[str, Any]:
+    """A probe of the clients' port, which speaks only TLS if the cluster names a certificate. The kubelet does not
+    check the certificate.
+    """
+    assert resource.spec is not None
+    get: dict[str, Any] = {"path": path, "port": ROUTER_PORT}
+    if resource.spec.router.tls_cert_file is not None:
+        get["scheme"] = "HTTPS"
+    return {"httpGet": get, "periodSeconds": 2, "timeoutSeconds": 2}
+
+
+def _router_started(resource: Resource) -> dict[str, Any]:
     """A startup probe: a router joins the Service once it knows a whole fleet, so a new router refuses no request that
     an old one would serve. It is no readiness probe: while one role is replaced, the other serves whole requests.
     """
-    probe = {"httpGet": {"path": "/ready", "port": ROUTER_PORT}, "periodSeconds": 2, "timeoutSeconds": 2}
-    return {**probe, "failureThreshold": math.ceil(start_s / 2)}
+    return {**_router_probe(resource, "/ready"), "failureThreshold": math.ceil(resource.kubernetes.start_s / 2)}
 
 
 def _router(resource: Resource, images: Images) -> dict[str, Any]:

@@ -34,7 +34,7 @@ DISRUPTION: Final = "DisruptionTarget"
 """The condition that Kubernetes sets on a pod before it takes it (kubernetes.io, "Pod disruption conditions")."""
 REPLICA_FAILURE: Final = "ReplicaFailure"
 """The condition of a Deployment whose pods the API server refuses: a quota, an admission policy."""
-WORKLOADS: Final = ("Deployment", "LeaderWorkerSet")
+WORKLOAD: Final = "Deployment"
 
 Json = Mapping[str, Any]
 
@@ -104,12 +104,11 @@ def is_true(thing: Json, kind: str) -> bool:
 
 
 def pods_by_instance(pods: tuple[Json, ...]) -> dict[str, Json]:
-    """The current pod of each instance: one that is not ending, else the youngest; of a LeaderWorkerSet its leader."""
+    """The current pod of each instance: one that is not ending, else the youngest."""
     best: dict[str, Json] = {}
     for pod in pods:
         name = pod["metadata"].get("labels", {}).get(INSTANCE)
-        index = pod["metadata"].get("labels", {}).get("leaderworkerset.sigs.k8s.io/worker-index", "0")
-        if name and index == "0" and (name not in best or _rank(pod) > _rank(best[name])):
+        if name and (name not in best or _rank(pod) > _rank(best[name])):
             best[name] = pod
     return best
 
@@ -126,7 +125,7 @@ def instances(observed: ObservedCluster, uid: str) -> Iterator[PlannedObject]:
     taken = {pod["metadata"].get("labels", {}).get(INSTANCE) for pod in observed.pods if is_true(pod, DISRUPTION)}
     for thing in observed.objects:
         labels = thing["metadata"].get("labels", {})
-        if thing["kind"] in WORKLOADS and labels.get(LABEL_PART) == "instance" and is_ours(thing, uid):
+        if thing["kind"] == WORKLOAD and labels.get(LABEL_PART) == "instance" and is_ours(thing, uid):
             found = _instance(thing, labels, pods.get(thing["metadata"]["name"]), observed)
             yield replace(found, disrupted=True) if found.name in taken else found
 

@@ -15,13 +15,12 @@ from k8s.plan.children import budget_name, children
 from k8s.plan.fleet import moves
 from k8s.plan.keys import KeySecrets, are_lost, is_before_key, key_actions, key_secrets, may_start
 from k8s.plan.merge import contains, view
-from k8s.plan.observe import INSTANCE, WORKLOADS, ObservedCluster, gate_of, instances, is_ours, pods_by_instance
+from k8s.plan.observe import INSTANCE, WORKLOAD, ObservedCluster, gate_of, instances, is_ours, pods_by_instance
 from k8s.plan.pods import (
     Images,
     family_of,
     fleet_secret,
     internal_secret,
-    nodes_of,
     order_name,
     revision_of,
     template,
@@ -56,7 +55,7 @@ class Desired:
 
     resource: Resource
     images: Images
-    kinds: frozenset[str] = frozenset({"LeaderWorkerSet", "PodMonitor", "HTTPRoute"})
+    kinds: frozenset[str] = frozenset({"PodMonitor", "HTTPRoute"})
     """Kinds of other operators that the API server knows and lets be listed."""
     hidden: frozenset[str] = frozenset()
     """Such kinds that it knows and that the operator may not list."""
@@ -115,7 +114,7 @@ def look(desired: Desired, observed: ObservedCluster) -> Look:
         live=live,
         accepted=observed.accepted,
         foreign=tuple(key for key in names if key in live and not is_ours(live[key], resource.uid)),
-        missing_kinds=tuple(sorted(_missing(desired, pools))),
+        missing_kinds=missing_kinds(desired),
         keys=keys,
         keys_lost=are_lost(resource, keys),
         scaled={stem: decider for stem, decider in scaled.items() if stem in pools},
@@ -188,18 +187,11 @@ def _noted(resource: Resource, stem: str, observed: ObservedCluster) -> int | No
 
 def missing_kinds(desired: Desired) -> tuple[str, ...]:
     """Kinds of other operators that the resource asks for and that cannot be used."""
-    spec = desired.resource.spec
-    return () if spec is None else tuple(sorted(_missing(desired, stems(spec))))
-
-
-def _missing(desired: Desired, pools: Mapping[str, tuple[Model, Role, Pool]]) -> Iterator[str]:
+    if desired.resource.spec is None:
+        return ()
     settings = desired.resource.kubernetes
-    wanted = {
-        "LeaderWorkerSet": any(nodes_of(desired.resource, pool) > 1 for _, _, pool in pools.values()),
-        "PodMonitor": settings.pod_monitor,
-        "HTTPRoute": settings.http_route is not None,
-    }
-    yield from (kind for kind, is_wanted in wanted.items() if is_wanted and kind not in desired.kinds)
+    wanted = {"HTTPRoute": settings.http_route is not None, "PodMonitor": settings.pod_monitor}
+    return tuple(kind for kind, is_wanted in wanted.items() if is_wanted and kind not in desired.kinds)
 
 
 def _key(manifest: Json) -> Key:
@@ -240,18 +232,12 @@ def plan(desired: Desired, observed: ObservedCluster, limits: PlanLimits, now: f
     named = starting | ({each.name for each in seen.instances} - done)
     return (
         *_secrets(desired, seen),
-        *_known_gone(key_actions(resource, observed, seen.keys, named, limits, now), seen),
+        *key_actions(resource, observed, seen.keys, named, limits, now),
         *_children(desired, seen, observed),
         *todo,
         *_unheard(observed, seen, {each.name for each in todo if isinstance(each, Resume)}),
         *_gates(observed, seen),
     )
-
-
-def _known_gone(actions: Iterable[Action], seen: Look) -> Iterator[Action]:
-    """The key actions, without deletions if instances of a kind that cannot be listed may exist."""
-    unseen = "LeaderWorkerSet" in seen.missing_kinds
-    yield from (each for each in actions if not (unseen and isinstance(each, Delete)))
 
 
 def _secrets(desired: Desired, seen: Look) -> Iterator[Action]:
@@ -303,7 +289,7 @@ def _models(
 ) -> Iterator[Action]:
     """Moves of each model. The name of an instance is taken while a pod of it still ends its streams: agents use it."""
     ending = {str(pod["metadata"].get("labels", {}).get(INSTANCE, "")) for pod in observed.pods}
-    taken = ending | {name for kind, name in seen.live if kind in WORKLOADS}
+    taken = ending | {name for kind, name in seen.live if kind == WORKLOAD}
     for model in seen.models:
         present = [each for each in seen.instances if each.model == model.key]
         for move in moves(desired.resource.name, model, present, limits, now, taken):
@@ -327,9 +313,7 @@ def _carried(desired: Desired, seen: Look, move: Move) -> Iterator[Action]:
 
 
 def _workload_of(seen: Look, name: str) -> Json:
-    return next(
-        thing for key, thing in seen.live.items() if key[1] == name and key[0] in {"Deployment", "LeaderWorkerSet"}
-    )
+    return seen.live[WORKLOAD, name]
 
 
 def _current(desired: Desired, seen: Look, model: WantedModel, present: list[PlannedObject]) -> Iterator[Action]:

@@ -1,4 +1,4 @@
-"""The pods of instances and their workload objects: a Deployment of one, or a LeaderWorkerSet over several nodes. Pure.
+"""The pods of instances and their workload objects: a Deployment of one each. Pure.
 
 GPU counts come from the pool's shape and are kept in a label; they are never read back from resource requests, which a
 pool's patch may replace (DRA claims). Every container has the "restricted" profile of Kubernetes' pod security
@@ -35,7 +35,7 @@ from k8s.crd.names import (
     service_name,
     short,
 )
-from k8s.crd.resource import Resource
+from k8s.crd.resource import Resource, secret_key
 from k8s.plan.merge import patched
 
 ENGINE_PORT: Final = 8100
@@ -192,18 +192,23 @@ def registry_words(resource: Resource, user: str) -> list[str]:
 
 
 def volumes(resource: Resource, user: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Volumes and mounts of routers and engines: the cluster file, the files it names, and the internal Secret.
+    """Volumes and mounts of routers and engines: the cluster file, the files it names that the pod reads, and the
+    internal Secret. Routers read all files, and engines those of the registry: so engines see no tenant's key and no
+    certificate's, and a new tenant changes no engine's template.
 
     `user`: user of the registry; a pod gets only this user's password from the internal Secret.
     """
     assert resource.spec is not None
-    own = ["operator-key-digest", *((f"{user}-password",) if resource.spec.registry.url is None else ())]
+    registry = resource.spec.registry
+    engines = {secret_key(path): path for path in (registry.password_file, registry.ca_file) if path}
+    files = resource.files if user == "baton-router" else engines
+    own = ["operator-key-digest", *((f"{user}-password",) if registry.url is None else ())]
     internal = {
         "secretName": internal_secret(resource),
         "items": [{"key": key, "path": key} for key in own],
         "defaultMode": 0o440,
     }
-    items = [{"key": key, "path": path.removeprefix("./")} for key, path in sorted(resource.files.items())]
+    items = [{"key": key, "path": path.removeprefix("./")} for key, path in sorted(files.items())]
     sources: list[dict[str, Any]] = [{"configMap": {"name": short(f"{resource.name}-file")}}]
     if items:
         sources.append({"secret": {"name": resource.files_secret, "items": items}})
@@ -267,19 +272,14 @@ def _probes(start_s: float) -> dict[str, Any]:
     }
 
 
-def _resources(resource: Resource, pool: Pool, nodes: int) -> dict[str, Any]:
+def _resources(resource: Resource, pool: Pool) -> dict[str, Any]:
     settings = resource.kubernetes
     asked: dict[str, str] = {}
     if settings.engine.value == "vllm":
-        asked[settings.gpu_resource] = str(math.ceil(pool.shape.gpus / nodes))
+        asked[settings.gpu_resource] = str(pool.shape.gpus)
     if settings.rdma_resource:
         asked[settings.rdma_resource] = "1"
     return {"limits": asked, "requests": asked} if asked else {}
-
-
-def nodes_of(resource: Resource, pool: Pool) -> int:
-    """The number of nodes that one instance spans."""
-    return max(1, math.ceil(pool.shape.gpus / resource.kubernetes.node_gpus))
 
 
 def _near(resource: Resource, role: Role) -> dict[str, Any]:
@@ -315,7 +315,7 @@ def template(resource: Resource, stem: str, model: Model, role: Role, pool: Pool
         "ports": [{"name": "http", "containerPort": ENGINE_PORT}, {"name": "agent", "containerPort": AGENT_PORT}],
         "volumeMounts": mounts,
         "securityContext": container_security(),
-        "resources": _resources(resource, pool, nodes_of(resource, pool)),
+        "resources": _resources(resource, pool),
         **_probes(settings.start_s),
     }
     if settings.env_secret:
@@ -380,24 +380,10 @@ def workload(
         if each["name"] == "engine":
             each["env"] = [instance, *each["env"]]
             each["volumeMounts"] = [*each["volumeMounts"], mount]
-    nodes = nodes_of(resource, pool)
-    if nodes > 1:
-        body: dict[str, Any] = {
-            "leaderWorkerTemplate": {
-                "size": nodes,
-                "workerTemplate": pod,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-            },
-            "rolloutStrategy": {"type": "RollingUpdate"},
-        }
-        manifest = owned(
-            resource, "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", name, "instance", outlives=True, spec=body
-        )
-    else:
-        body = {"selector": {"matchLabels": own}, "strategy": {"type": "Recreate"}, "template": pod}
-        body["revisionHistoryLimit"] = 0
-        body["progressDeadlineSeconds"] = math.ceil(resource.kubernetes.start_s) + GRACE_S
-        manifest = owned(resource, "apps/v1", "Deployment", name, "instance", outlives=True, spec=body)
+    body = {"selector": {"matchLabels": own}, "strategy": {"type": "Recreate"}, "template": pod}
+    body["revisionHistoryLimit"] = 0
+    body["progressDeadlineSeconds"] = math.ceil(resource.kubernetes.start_s) + GRACE_S
+    manifest = owned(resource, "apps/v1", "Deployment", name, "instance", outlives=True, spec=body)
     manifest["metadata"]["labels"] |= {**chosen, **own}
     return stamped(manifest)
 

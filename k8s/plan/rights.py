@@ -26,7 +26,6 @@ RIGHTS: Final[dict[tuple[str, str], tuple[str, ...]]] = {
     ("apps", "deployments"): _CHILD,
     ("coordination.k8s.io", "leases"): ("create", "get", "update"),
     ("gateway.networking.k8s.io", "httproutes"): _CHILD,
-    ("leaderworkerset.x-k8s.io", "leaderworkersets"): _CHILD,
     ("monitoring.coreos.com", "podmonitors"): _CHILD,
     ("networking.k8s.io", "networkpolicies"): _CHILD,
     ("policy", "poddisruptionbudgets"): _CHILD,

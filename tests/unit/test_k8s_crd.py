@@ -253,6 +253,30 @@ def test_the_example_is_read_with_its_addresses_ignored() -> None:
     assert cluster_file(spec) == spec
 
 
+def test_routers_on_kubernetes_are_one_process_each() -> None:
+    """Ports, network policies and the PodMonitor know one admin side of a pod."""
+    read = read_resource(resource({"models": [{"name": "m"}], "router": {"processes": 4}}))
+    (problem,) = read.problems
+    assert (problem.field, problem.value, problem.severity) == ("router.processes", "4", Severity.WARNING)
+    assert "kubernetes.routers" in problem.message
+
+
+def test_an_instance_over_several_nodes_is_an_error() -> None:
+    pools = {
+        "prefill": {},
+        "decode": {"shape": {"tp": 4, "dp": 2}},
+        "extra": {"big": {"role": "both", "shape": {"tp": 16}}},
+    }
+    spec = {"models": [{"name": "m", "pools": pools}]}
+    (problem,) = read_resource(resource(spec)).errors
+    assert (problem.field, problem.value) == ("models[0].pools.extra.big.shape", "16 GPUs")
+    assert "8" in problem.message
+    assert "kubernetes.node_gpus" in problem.fix
+    assert read_resource(resource({**spec, "kubernetes": {"node_gpus": 16}})).spec is not None
+    small = read_resource(resource({**spec, "kubernetes": {"node_gpus": 4}}))
+    assert [each.field for each in small.errors] == ["models[0].pools.decode.shape", "models[0].pools.extra.big.shape"]
+
+
 @pytest.mark.parametrize("path", ["/etc/key", "../key", "~/key", "a b", "keys/ä"])
 def test_a_file_outside_the_secret_is_an_error(path: str) -> None:
     read = read_resource(resource({"models": [{"name": "m"}], "tenants": {"acme": {"key_file": path}}}))

@@ -34,6 +34,17 @@ async def test_rights_on_kinds_of_other_operators_are_checked_where_the_server_k
     assert (routes.good, routes.optional) == (False, True), "only clusters that ask for a route need this right"
     assert routes.detail == "may not list: apply k8s/manifests/operator.yaml"
     assert found["PodMonitor"] == Inspection("PodMonitor", False, "503 ServiceUnavailable: not now", optional=True)
-    assert "not installed" in found["LeaderWorkerSet"].detail
-    assert not {"may use podmonitors", "may use leaderworkersets"} & found.keys()
+    assert "may use podmonitors" not in found
     assert found["may use deployments"].good
+
+
+async def test_a_kind_of_another_operator_need_not_be_installed() -> None:
+    class Bare(Server):
+        async def kinds(self, groups: list[str]) -> frozenset[str]:
+            return frozenset()
+
+    found = {each.what: each async for each in checks(cast("ApiClient", Bare()), "llm")}
+    for kind, right in (("HTTPRoute", "may use httproutes"), ("PodMonitor", "may use podmonitors")):
+        assert (found[kind].good, found[kind].optional) == (False, True)
+        assert "not installed" in found[kind].detail
+        assert right not in found

@@ -30,7 +30,6 @@ RICH: dict[str, Any] = {
     "slo": {"fast": {"ttft_ms": 500}},
     "kubernetes": {"rdma_resource": "rdma/hca", "env_secret": "hf", "prometheus_namespace": "monitoring"},
 }
-WIDE: dict[str, Any] = {"models": [{"name": "m", "pools": {"both": {"min": 1, "max": 1, "shape": {"tp": 8, "pp": 2}}}}]}
 
 
 def documents(path: Path) -> list[Any]:
@@ -74,19 +73,16 @@ def test_the_schemas_refuse_an_unknown_field() -> None:
 
 
 def pods() -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every pod template: of the operator, routers, registries, engines, and groups of an engine over nodes."""
-    everything = {**given(), **{" ".join(key): each for key, each in manifests(WIDE).items()}}
-    for name, each in everything.items():
+    """Every pod template: of the operator, routers, registries and engines."""
+    for name, each in given().items():
         if each["kind"] == "Deployment":
             yield name, each["spec"]["template"]
-        if each["kind"] == "LeaderWorkerSet":
-            yield name, each["spec"]["leaderWorkerTemplate"]["workerTemplate"]
 
 
 def test_every_pod_keeps_the_restricted_profile() -> None:
     found = dict(pods())
     kinds = Counter(name.rpartition("-")[0] or name for name in found)
-    assert len(found) == 12, kinds
+    assert len(found) == 9, kinds
     for name, pod in found.items():
         assert broken(pod) == set(), name
         assert all(each["securityContext"]["readOnlyRootFilesystem"] for each in pod["spec"]["containers"]), name

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from support.k8s_objects import IMAGES, SMALL, applied, conditions, desired, manifests, resource, settled
 
+from baton.makes import makes_of
 from baton.scaling import wants_scaling
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Role
 from cluster.spec import parse
 from cluster.spec.example import EXAMPLE
 from k8s.crd import read_resource
@@ -129,6 +132,61 @@ def test_a_change_of_slo_starts_no_new_engine() -> None:
         "chat-router",
     }
     assert len(actions) == 2
+
+
+def test_a_new_tenant_starts_no_new_engine() -> None:
+    """Engines mount no tenant's key: a file of the spec that only routers read is in no engine's template."""
+    before = desired({**SMALL, "tenants": {"a": {"key_file": "keys/a"}}})
+    after = desired({**SMALL, "tenants": {"a": {"key_file": "keys/a"}, "b": {"key_file": "keys/b"}}})
+    actions = plan(after, settled(before), PlanLimits(), 1.0)
+    assert {each.manifest["metadata"]["name"] for each in actions if isinstance(each, Apply)} == {
+        "chat-file",
+        "chat-router",
+    }
+    assert len(actions) == 2
+
+
+def file_keys(deployment: Any) -> set[str]:
+    """The keys of the Secret with the spec's files that the pods of a Deployment mount."""
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    sources = next(each for each in volumes if each["name"] == "files")["projected"]["sources"]
+    return {item["key"] for each in sources if "secret" in each for item in each["secret"]["items"]}
+
+
+def test_engines_mount_only_the_registrys_files() -> None:
+    spec = {
+        **SMALL,
+        "registry": {"url": "rediss://r:6379", "password_file": "keys/registry", "ca_file": "ca.pem"},
+        "router": {"tls_cert_file": "router.pem", "tls_key_file": "router.key", "admin_key_file": "keys/admin"},
+        "tenants": {"acme": {"key_file": "keys/acme"}},
+    }
+    made = manifests(spec)
+    for name in ("chat-prefill-0", "chat-decode-0"):
+        assert file_keys(made["Deployment", name]) == {"keys.registry", "ca.pem"}
+    routers = {"keys.registry", "ca.pem", "router.pem", "router.key", "keys.admin", "keys.acme"}
+    assert file_keys(made["Deployment", "chat-router"]) == routers
+
+
+def test_probes_of_a_router_with_a_certificate_speak_tls() -> None:
+    """The clients' port speaks nothing but TLS then, and a plain probe would never succeed."""
+    for router, scheme in (({"tls_cert_file": "router.pem"}, "HTTPS"), ({}, "HTTP")):
+        deployment = manifests({**SMALL, "router": router})["Deployment", "chat-router"]
+        (container,) = deployment["spec"]["template"]["spec"]["containers"]
+        probes = [container[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+        assert [each.get("scheme", "HTTP") for each in probes] == [scheme] * 3
+
+
+def test_a_routers_admin_side_takes_the_users_keys_and_the_operators() -> None:
+    import argparse
+
+    from baton.commands import router
+
+    deployment = manifests({**SMALL, "router": {"admin_key_file": "keys/admin"}})["Deployment", "chat-router"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    parser = argparse.ArgumentParser()
+    router.add_arguments(parser)
+    words = [re.sub(r"\$\(POD_IP\)", "10.0.0.1", word) for word in container["command"][2:]]
+    assert parser.parse_args(words).admin_key_file == ["/etc/baton/keys/admin", "/run/baton/operator-key-digest"]
 
 
 def test_a_new_image_is_a_new_family_of_both_roles() -> None:
@@ -278,18 +336,19 @@ def test_paused_wrong_or_deleted_resources_are_left_alone() -> None:
     assert plan(Desired(resource=read_resource(gone), images=IMAGES), ObservedCluster(), PlanLimits(), 0.0) == ()
 
 
-def test_an_instance_over_nodes_is_a_leader_worker_set() -> None:
-    spec = {"models": [{"name": "m", "pools": {"both": {"shape": {"tp": 8, "pp": 2}}}}]}
-    made = manifests(spec)["LeaderWorkerSet", "chat-both-0"]
-    assert made["spec"]["leaderWorkerTemplate"]["size"] == 2
-    container = made["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
-    without = desired(spec, kinds=frozenset())
+def test_a_kind_that_is_missing_is_told_and_not_applied() -> None:
+    without = desired({**SMALL, "kubernetes": {"pod_monitor": True}}, kinds=frozenset())
     actions = plan(without, ObservedCluster(), PlanLimits(), 0.0)
-    assert not [each for each in actions if isinstance(each, Apply) and each.manifest["kind"] == "LeaderWorkerSet"]
+    assert not [each for each in actions if isinstance(each, Apply) and each.manifest["kind"] == "PodMonitor"]
     said = conditions(status(without, ObservedCluster(), actions, 0.0, {}))
     assert said["Degraded"]["reason"] == "KindMissing"
-    assert "LeaderWorkerSet" in said["Degraded"]["message"]
+    assert "PodMonitor" in said["Degraded"]["message"]
+
+
+def test_an_instance_asks_for_the_gpus_of_its_shape() -> None:
+    made = manifests({"models": [{"name": "m", "pools": {"both": {"shape": {"tp": 4, "pp": 2}}}}]})
+    (container,) = made["Deployment", "chat-both-0"]["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "8"}
 
 
 def test_grace_is_longer_than_the_drain_and_the_agent_is_the_first_process() -> None:
@@ -511,7 +570,8 @@ def test_the_example_makes_a_cluster() -> None:
     pod = made["Deployment", "chat-router"]["spec"]["template"]["spec"]
     files = next(each for each in pod["volumes"] if each["name"] == "files")["projected"]["sources"]
     assert {"key": "keys.acme", "path": "keys/acme"} in files[1]["secret"]["items"]
-    assert "host" not in yaml.safe_load(made["ConfigMap", "chat-file"]["data"]["baton.yaml"])["router"]
+    told = yaml.safe_load(made["ConfigMap", "chat-file"]["data"]["baton.yaml"])["router"]
+    assert not {"host", "port", "admin_host", "admin_port", "processes"} & told.keys()
 
 
 def test_routers_read_the_file_as_the_operator_does() -> None:
@@ -524,6 +584,23 @@ def test_routers_read_the_file_as_the_operator_does() -> None:
     read = parse(file_text(wanted), "baton.yaml").usable()
     assert (read.registry, read.limits) == (wanted.spec.registry, wanted.spec.limits)
     assert [each.served_name for each in read.models] == ["1e5"]
+
+
+def test_routers_make_of_their_file_what_the_spec_says_engines_cost() -> None:
+    """Routers price steps and transfers by two of an engine's flags; the others are not in their file."""
+    args = {"max_num_batched_tokens": 8192, "kv-cache-dtype": "fp8", "max-model-len": 4096}
+    pool = {"gpu": "H100", "engine_args": args}
+    models = [{"name": "Qwen/Qwen3-32B", "pools": {"prefill": pool, "decode": {**pool, "shape": {"tp": 2}}}}]
+    wanted = desired({"models": models}).resource
+    assert wanted.spec is not None
+    read = parse(file_text(wanted), "baton.yaml").usable()
+    for role in (Role.PREFILL, Role.DECODE):
+        instance = Instance(id=InstanceId(f"chat-{role.value}-0"), role=role, url="http://10.0.0.1:8100")
+        make = makes_of(read)(instance)
+        assert make == makes_of(wanted.spec)(instance)
+        assert make is not None
+        assert (make.kv_bytes, make.budget_tokens) == (131_072, 8192)
+    assert "max-model-len" not in file_text(wanted)
 
 
 def test_a_change_that_only_engines_read_restarts_no_router_in_extra_pools_either() -> None:

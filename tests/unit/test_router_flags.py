@@ -62,6 +62,17 @@ def test_a_missing_file_of_operators_keys_is_refused(tmp_path: Path) -> None:
         router._files(args("--admin-key-file", str(tmp_path / "gone")), None)
 
 
+def test_operators_keys_of_several_files_are_all_taken(tmp_path: Path) -> None:
+    (tmp_path / "keys").mkdir()
+    for name in ("one", "two", "keys/admin"):
+        (tmp_path / name).write_text(key_line(f"sk-{name}"))
+    words = [word for name in ("one", "two") for word in ("--admin-key-file", str(tmp_path / name))]
+    found = router._files(args("--config", str(tmp_path / "baton.yaml"), *words), spec())
+    assert found["admin_keys"]() == (digest("sk-one"), digest("sk-two")), "flags win over the file"
+    (tmp_path / "two").write_text(key_line("sk-other-of-two"))
+    assert found["admin_keys"]() == (digest("sk-one"), digest("sk-other-of-two")), "each is read again"
+
+
 def test_a_key_without_a_certificate_is_refused() -> None:
     only = (Instance(id=InstanceId("x"), role=Role.BOTH, url="http://127.0.0.1:9"),)
     with pytest.raises(UsageError, match="--tls-key-file without --tls-cert-file"):
