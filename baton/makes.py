@@ -18,8 +18,8 @@ from router.predict.step_model import Make, make_of
 
 
 def makes_of(spec: Spec) -> Callable[[Instance], Make | None]:
-    """A function that finds the make of an instance: by its name if `baton up` gave it, else by its role if only one
-    pool has that role.
+    """A function that finds the make of an instance: by its name if `baton up` or the operator gave it (`POOL-3`,
+    `CLUSTER-POOL-3`), else by its role if only one pool has that role.
 
     It gives None if the pool names no known GPU, or the model's sizes do not ship: the router then learns from legs.
     """
@@ -32,8 +32,10 @@ def makes_of(spec: Spec) -> Callable[[Instance], Make | None]:
 
     def make(instance: Instance) -> Make | None:
         stem, _, number = engine_of(instance.id).rpartition("-")
-        if number.isdecimal() and stem in known:
-            return known[stem]
+        if number.isdecimal():
+            ends = [each for each in known if stem == each or stem.endswith(f"-{each}")]
+            if ends:
+                return known[max(ends, key=len)]
         alike = by_role.get(instance.role, [])
         return known[alike[0]] if len(alike) == 1 else None
 

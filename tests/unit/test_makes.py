@@ -37,6 +37,15 @@ def test_instances_started_later_or_under_other_names_are_known_by_their_role(na
     assert make(FILE, name, Role.PREFILL) == make(FILE, "prefill-0", Role.PREFILL)
 
 
+def test_instances_of_the_operator_are_known_by_their_pools() -> None:
+    more = FILE + "      extra: {prefill-fast: {role: prefill, gpu: H200, shape: {tp: 2}}}\n"
+    for cluster in ("chat", "chat-prefill"):
+        assert make(more, f"{cluster}-prefill-2", Role.PREFILL) == make(more, "prefill-0", Role.PREFILL) is not None
+        fast = make(more, f"{cluster}-prefill-fast-0", Role.PREFILL)
+        assert fast == make(more, "prefill-fast-0", Role.PREFILL) is not None
+        assert fast != make(more, "prefill-0", Role.PREFILL)
+
+
 def test_the_memory_given_in_the_file_takes_precedence() -> None:
     less = make(FILE + "hardware: {H100-SXM: {}, H200: {memory_gib: 80}}\n", "decode-0", Role.DECODE)
     more = make(FILE, "decode-0", Role.DECODE)
