@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from k8s.plan.fleet import moves
-from k8s.plan.readiness import Known, gate
+from k8s.plan.readiness import Known, PairsHeard, gate
 from k8s.plan.values import (
     Drain,
     Move,
@@ -144,11 +144,12 @@ class World:
         """
         there = list(self.instances.values())
         healthy = [each for each in there if each.healthy]
-        pairs = frozenset(
-            frozenset({one.name, other.name}) for one in healthy for other in healthy if self.agree(one, other)
+        apart = frozenset(
+            frozenset({one.name, other.name}) for one in healthy for other in healthy if not self.agree(one, other)
         )
+        heard = PairsHeard(circles={each.name: None for each in healthy}, apart=apart)
         known_to = {each.name: frozenset({"r"}) for each in healthy}
-        known = Known(routers=frozenset({"r"}), known_to=known_to, proven=pairs)
+        known = Known(routers=frozenset({"r"}), known_to=known_to, pairs=(heard,))
         for each in there:
             opened, _ = gate(each, there, known)
             self._change(each.name, ready=each.healthy and (each.ready or opened))
