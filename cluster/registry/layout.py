@@ -87,13 +87,9 @@ def users(cluster: str, instance: str = ANY) -> str:
         *_rw(
             keys.lock(MemberKind.ROUTER, ANY), keys.beat(MemberKind.ROUTER, ANY, ANY), keys.members(MemberKind.ROUTER)
         ),
-        *_rw(keys.members(MemberKind.INSTANCE)),
+        *_rw(keys.members(MemberKind.INSTANCE), keys.members(MemberKind.CONTROLLER)),
         *_r(keys.lock(MemberKind.INSTANCE, ANY), keys.beat(MemberKind.INSTANCE, ANY, ANY)),
-        *_r(
-            keys.lock(MemberKind.CONTROLLER, ANY),
-            keys.beat(MemberKind.CONTROLLER, ANY, ANY),
-            keys.members(MemberKind.CONTROLLER),
-        ),
+        *_r(keys.lock(MemberKind.CONTROLLER, ANY), keys.beat(MemberKind.CONTROLLER, ANY, ANY)),
         *_channels(keys),
         f"&{keys.notes}",
         *_may(*_READS, *_HEARS, *_WRITES, *_WATCHES),

@@ -218,14 +218,16 @@ class Heartbeat:
 _decoder = msgspec.json.Decoder(Heartbeat)
 
 
-def encode(beat: Heartbeat) -> bytes:
-    """One heartbeat as JSON.
+def encode(beat: Heartbeat, spare: int = 0) -> bytes:
+    """One heartbeat as JSON. `spare`: bytes to leave for what is added to it.
 
     Raises:
         ValueError: `decode` would refuse it. The fault then shows at the sender and not at every reader.
     """
     payload = msgspec.json.encode(beat)
     _, fault = decode(payload)
+    if len(payload) + spare > HEARTBEAT_BYTES_MAX:
+        fault = f"{len(payload)} bytes and {spare} for its proof, and {HEARTBEAT_BYTES_MAX} is the most that is read"
     if fault:
         raise ValueError(f"a heartbeat of {beat.id!r} that no reader would take: {fault}")
     return payload

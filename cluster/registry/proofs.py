@@ -19,7 +19,13 @@ from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, MemberKi
 TOLD_MAX: Final = 1000
 """Most unreadable or unproven entries that are reported by name: one program may write millions."""
 
-_PROOF: Final = re.compile(rb',"proof":"([A-Za-z0-9_. -]{0,1024})"\}\Z')
+PROOF_CHARS_MAX: Final = 1024
+"""Longest proof read. Eight keys, the most of a key file (`kvtransfer.keys`), make one of 655 characters."""
+
+PROOF_BYTES_MAX: Final = len(',"proof":""') + PROOF_CHARS_MAX
+"""Most bytes that a proof adds to a heartbeat."""
+
+_PROOF: Final = re.compile(rb',"proof":"([A-Za-z0-9_. -]{0,%d})"\}\Z' % PROOF_CHARS_MAX)
 
 
 class Proofs(Protocol):
@@ -60,7 +66,7 @@ def proven(beat: Heartbeat, cluster: str, proofs: Proofs | None) -> bytes:
 
 def parted(payload: bytes) -> tuple[bytes, str]:
     """The bytes that the proof covers, and the proof; an empty proof if there is none."""
-    match = _PROOF.search(payload, max(0, len(payload) - 1100))
+    match = _PROOF.search(payload, max(0, len(payload) - PROOF_BYTES_MAX - 1))
     if match is None:
         return payload, ""
     return payload[: match.start()] + b"}", match[1].decode()

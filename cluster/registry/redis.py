@@ -148,7 +148,10 @@ class RedisRegistry:
                 if silent:
                     pipe.srem(self._keys.members(kind), *silent)
                 pipe.smembers(self._keys.members(kind))
-                entries = sorted((await pipe.execute())[-1])
+                *_, found = await pipe.execute(raise_on_error=False)  # this user may not be allowed to remove members
+            if isinstance(found, Exception):
+                raise found
+            entries = sorted(found)
             silent.clear()
             members = {entry: _member(kind, entry) for entry in entries}
             known = {entry: member for entry, member in members.items() if member is not None}

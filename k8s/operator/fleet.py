@@ -24,7 +24,7 @@ from k8s.operator.secrets import Access
 from k8s.plan.children import ADMIN_PORT
 from k8s.plan.observe import INSTANCE, is_true, pods_by_instance
 from k8s.plan.pods import AGENT_PORT
-from k8s.plan.readiness import Known
+from k8s.plan.readiness import Circles, Known, PairsHeard
 from kvtransfer.keys import instance_key
 from kvtransfer.signed import NONCE_BYTES, Ask, signed_headers
 
@@ -191,21 +191,38 @@ def known_by(words: Mapping[str, Json], routers: frozenset[str]) -> Known:
 
     `routers`: all Ready ones. A router that did not answer knows no instance, so no gate opens without it.
     """
+    heard = {router: _pairs_heard(word) for router, word in words.items()}
     known_to: dict[str, set[str]] = {}
-    proven: set[frozenset[str]] | None = None
-    for router, word in words.items():
-        names = list(dict.fromkeys(_engine(each.get("id")) for each in _each(word, "instances")))
-        for name in names:
+    for router, pairs in heard.items():
+        for name in pairs.circles:
             known_to.setdefault(name, set()).add(router)
-        apart = {
-            frozenset({_engine(each.get("prefill")), _engine(each.get("decode"))})
-            for each in _each(word, "pairs")
-            if each.get("apart")
-        }
-        pairs = {frozenset({one, other}) for one in names for other in names if one != other} - apart
-        proven = pairs if proven is None else proven & pairs
     return Known(
         routers=routers,
         known_to={name: frozenset(knowing) for name, knowing in known_to.items()},
-        proven=frozenset(proven or ()),
+        pairs=tuple(heard.values()),
     )
+
+
+def _pairs_heard(word: Json) -> PairsHeard:
+    """What one router reports of pairs. The ranks of an engine count as one: proven if all are, in one circle."""
+    told = _each(word, "instances")
+    proves = any("gives" in each or "takes" in each for each in told)
+    circles: dict[str, Circles | None] = {}
+    for each in told:
+        name = _engine(each.get("id"))
+        rank = Circles(_circle(each.get("gives")), _circle(each.get("takes"))) if proves else None
+        former = circles.setdefault(name, rank)
+        if rank is not None and former is not None:
+            pairs = zip(rank, former, strict=True)
+            circles[name] = Circles(*(one if one == other else 0 for one, other in pairs))
+    apart = frozenset(
+        frozenset({_engine(each.get("prefill")), _engine(each.get("decode"))})
+        for each in _each(word, "pairs")
+        if each.get("apart")
+    )
+    return PairsHeard(circles=circles, apart=apart)
+
+
+def _circle(said: object) -> int:
+    """The number of a circle; 0 for anything else."""
+    return said if isinstance(said, int) else 0

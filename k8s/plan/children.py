@@ -332,9 +332,10 @@ def _optional(resource: Resource) -> Iterator[dict[str, Any]]:
     if settings.pod_monitor:
         wanted = {"matchLabels": {LABEL_CLUSTER: label_value(resource.name)}}
         key = {"type": "Bearer", "credentials": {"name": internal_secret(resource), "key": "operator-key"}}
-        points = [
-            {"port": port, "path": "/metrics", "honorLabels": True, "authorization": key} for port in ("admin", "agent")
-        ]
+        name = f"baton-{resource.namespace}/{resource.name}"  # deploy/prometheus/alerts.yml: one job a cluster
+        job = {"action": "replace", "targetLabel": "job", "replacement": name}
+        each = {"path": "/metrics", "honorLabels": True, "authorization": key, "relabelings": [job]}
+        points = [{"port": port, **each} for port in ("admin", "agent")]
         body: dict[str, Any] = {"selector": wanted, "podMetricsEndpoints": points}
         yield owned(resource, "monitoring.coreos.com/v1", "PodMonitor", short(resource.name), "monitor", spec=body)
     if settings.http_route:

@@ -342,7 +342,9 @@ def template(resource: Resource, stem: str, model: Model, role: Role, pool: Pool
 
 
 def family_of(resource: Resource, model: Model, images: Images) -> str:
-    """Digest of what both sides of a hand-over must share: weights, engine, KV-cache format."""
+    """Digest of what both sides of a hand-over must share: weights, flags that change answers, engine, KV-cache format.
+    Agents announce it as their weights.
+    """
     assert resource.spec is not None
     same = {
         name: {flag: value for flag, value in pool.engine_args.items() if _is_shared(flag)}
@@ -354,7 +356,7 @@ def family_of(resource: Resource, model: Model, images: Images) -> str:
 
 
 def _is_shared(name: str) -> bool:
-    return flags.normal(name) in {*flags.SAME_ON_BOTH_SIDES, "revision", "quantization", "block-size"}
+    return flags.normal(name) in {*flags.SAME_ON_BOTH_SIDES, *flags.SAME_ANSWERS, "block-size"}
 
 
 def workload(

@@ -28,7 +28,8 @@ REQUESTS: Final = 12
 """The number of requests shown with their decisions: so many open ones, and so many that have ended."""
 
 PAIRS: Final = 200
-"""The number of pairs that one router reports: first those that may not hand over now, then those that failed most."""
+"""The number of pairs that one router reports: first those that may not hand over now, then those that failed most. A
+pair that is not among them may be unproven: instances' circle numbers tell."""
 
 _SHARES: Final = (0.5, 0.9, 0.99)
 
@@ -130,6 +131,7 @@ class Overview:
                     "recomputed_tokens": None if again is None else again.recomputed,
                     "recomputed_lately": 0 if again is None else again.lately,
                     "basis": {name: each.as_json() for name, each in rests_on.items()},
+                    **self._scheduler.view.all().pairing.circles_of(seen.row),
                 }
             )
         return told

@@ -32,6 +32,7 @@ from cluster.registry.membership import (
     Snapshot,
     encode,
 )
+from cluster.registry.proofs import PROOF_BYTES_MAX
 from cluster.registry.registry import Registry, RegistryDown
 from router.core.values import Reported
 from router.fleet.quarantine import Quarantine, Word
@@ -199,10 +200,21 @@ class Discovery:
         return local_shares(mine, [wants for _, wants in by_router], self.own.shares if self.own is not None else {})
 
     async def announce_forever(self, url: str, admin_url: str) -> None:
-        """Tell agents and the other routers that this router shares the fleet's credits, and how many it could use."""
+        """Tell agents and the other routers that this router shares the fleet's credits, and how many it could use.
+
+        A fault does not end it: the others would take this router for gone.
+        """
+        failed = False
         while not self._closed:
-            with contextlib.suppress(RegistryDown):
+            try:
                 await self._registry.beat(self.announcement(url, admin_url))
+                failed = False
+            except RegistryDown:
+                pass  # `read` reports the outage
+            except Exception:
+                if not failed:
+                    logger.exception("this router could not announce itself; it tries again every %g s", BEAT_EVERY_S)
+                failed = True
             await asyncio.sleep(BEAT_EVERY_S)
 
     def announcement(self, url: str, admin_url: str) -> Heartbeat:
@@ -223,8 +235,8 @@ class Discovery:
         return self._readable(beat)
 
     def _readable(self, beat: Heartbeat) -> Heartbeat:
-        """`beat` with as much as readers accept: with legs, demand and counters; without the demand if a tenant's or a
-        model's name cannot be announced; without the quarantine if one of its words cannot.
+        """`beat` with as much as readers accept beside its proof: with legs, demand and counters; without the demand if
+        a tenant's or a model's name cannot be announced; without the quarantine if one of its words cannot.
         """
         fuller = [beat, replace(beat, quarantined={})]
         own = self.own
@@ -236,7 +248,7 @@ class Discovery:
         fault = ""
         for told in fuller:
             try:
-                encode(told)
+                encode(told, spare=PROOF_BYTES_MAX)
             except ValueError as error:
                 fault = fault or str(error)
             else:

@@ -170,6 +170,13 @@ class Pairing:
         found: int = columns.takes.item(view.row) or columns.gives.item(view.row)
         return found
 
+    def circles_of(self, row: int) -> dict[str, int]:
+        """The row's circle numbers, as producer (`gives`) and as consumer (`takes`); 0: not proven. Empty: no proof is
+        needed.
+        """
+        columns = self._columns
+        return {"gives": columns.gives.item(row), "takes": columns.takes.item(row)} if self.proving else {}
+
     def continues(self, row: int, wanted: Wanted) -> bool:
         """Whether this row may continue what the client already has: by the same weights or by proof."""
         columns, view = self._columns, self._by_row[row]

@@ -16,7 +16,7 @@ from support.redis_server import start, wait_for_line
 
 from cluster.ids import InstanceId
 from cluster.registry import launch
-from cluster.registry.layout import USERS, Keys, users
+from cluster.registry.layout import CONTROLLER, USERS, Keys, users
 from cluster.registry.membership import Heartbeat, MemberKind, MemberState
 from cluster.registry.redis import RedisRegistry
 from cluster.registry.registry import Author, Beaten, Claimed, RegistryDown
@@ -119,6 +119,20 @@ async def test_a_router_can_do_what_routers_do(as_user: Open) -> None:
     await router.send_note(b"load")
     assert await router.next_note(5.0) == b"load"
     assert await router.leave("router-1", "a", MemberKind.ROUTER)
+
+
+@pytest.mark.parametrize("user", ["baton-router", "baton-reader"])
+async def test_a_controllers_silent_entry_stops_no_reading(as_user: Open, user: str) -> None:
+    """A controller that is started again leaves its former entry behind. Routers remove it; `baton-reader` may not."""
+    controller, reading = as_user("baton-controller"), as_user(user)
+    key = Keys("default").members(MemberKind.CONTROLLER)
+    await controller._redis.sadd(key, "controller silent")
+    assert await controller.claim(beat(CONTROLLER, MemberKind.CONTROLLER, agent="c")) == Claimed()
+    for _ in range(3):
+        assert [each.id for each in await reading.read(MemberKind.CONTROLLER)] == [CONTROLLER]
+    left = b"controller silent" in await controller._redis.smembers(key)
+    assert left is (user == "baton-reader")
+    assert await controller.leave(CONTROLLER, "c", MemberKind.CONTROLLER)
 
 
 async def test_a_lock_without_an_owner_is_taken_back_by_the_names_agent(as_user: Open) -> None:

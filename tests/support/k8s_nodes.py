@@ -17,7 +17,7 @@ from cluster.instance import Role
 from k8s.operator.fleet import FleetTold
 from k8s.operator.secrets import Access
 from k8s.plan.observe import INSTANCE, is_true, pods_by_instance
-from k8s.plan.readiness import Known
+from k8s.plan.readiness import Known, PairsHeard
 
 STEP_S = 0.04
 
@@ -48,7 +48,7 @@ class FakeFleet:
         known = Known(
             routers=ready,
             known_to={name: ready for name in healthy if name not in self.unknown},
-            proven=frozenset(frozenset({one, other}) for one in healthy for other in healthy if one != other),
+            pairs=(PairsHeard(circles=dict.fromkeys(healthy)),),
         )
         drained = frozenset(name for name in self.draining if not self.streams.get(name))
         working = frozenset(healthy) - self.draining

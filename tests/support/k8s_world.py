@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from k8s.plan.fleet import moves
-from k8s.plan.readiness import Known, gate
+from k8s.plan.readiness import Known, PairsHeard, gate
 from k8s.plan.values import (
     Drain,
     Move,
@@ -38,6 +38,8 @@ class World:
     """The longest time in seconds from the beginning of a drain until the instance's streams end. It is drawn."""
     broken: frozenset[str] = frozenset()
     """Revisions whose engines never become ready."""
+    agree: Callable[[PlannedObject, PlannedObject], bool] = lambda *_: True
+    """Whether a proof of two instances passes."""
     instances: dict[str, PlannedObject] = field(default_factory=dict)
     now: float = 1000.0
     age: dict[str, int] = field(default_factory=dict)
@@ -137,11 +139,17 @@ class World:
             self._change(name, drained=True)
 
     def _open_gates(self) -> None:
-        """Let routers know all healthy instances and have proven all their pairs, and set `ready` by the gates."""
+        """Let routers know all healthy instances and have proven all their pairs that `agree`, and set `ready` by the
+        gates.
+        """
         there = list(self.instances.values())
-        healthy = [each.name for each in there if each.healthy]
-        pairs = frozenset(frozenset({one, other}) for one in healthy for other in healthy)
-        known = Known(routers=frozenset({"r"}), known_to={name: frozenset({"r"}) for name in healthy}, proven=pairs)
+        healthy = [each for each in there if each.healthy]
+        apart = frozenset(
+            frozenset({one.name, other.name}) for one in healthy for other in healthy if not self.agree(one, other)
+        )
+        heard = PairsHeard(circles={each.name: None for each in healthy}, apart=apart)
+        known_to = {each.name: frozenset({"r"}) for each in healthy}
+        known = Known(routers=frozenset({"r"}), known_to=known_to, pairs=(heard,))
         for each in there:
             opened, _ = gate(each, there, known)
             self._change(each.name, ready=each.healthy and (each.ready or opened))

@@ -118,6 +118,8 @@ def test_prometheus_reaches_metrics_if_its_namespace_is_named_and_authenticates(
         assert rule["ports"] == [{"protocol": "TCP", "port": port}]
     for point in made["PodMonitor", "chat"]["spec"]["podMetricsEndpoints"]:
         assert point["authorization"]["credentials"] == {"name": "chat-internal", "key": "operator-key"}
+        (job,) = (rule for rule in point["relabelings"] if rule["targetLabel"] == "job")
+        assert (job["action"], job["replacement"]) == ("replace", "baton-llm/chat"), "as alerts want it"
 
 
 def test_a_manual_change_of_an_instances_keys_is_undone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import random
 import re
 import secrets
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.k8s_objects import IMAGES, SMALL, applied, conditions, desired, manifests, resource, settled
+from support.k8s_world import World
 
 from baton.makes import makes_of
 from baton.scaling import wants_scaling
@@ -19,6 +21,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from cluster.spec import parse
 from cluster.spec.example import EXAMPLE
+from cluster.spec.flags import SAME_ANSWERS, SAME_ON_BOTH_SIDES
 from k8s.crd import read_resource
 from k8s.crd.names import CONDITIONS, FIELD_MANAGER, LABEL_DRAINING, LABEL_FAMILY, LABEL_MANAGED, LABEL_REVISION
 from k8s.plan import (
@@ -209,6 +212,45 @@ def test_an_extra_pools_engine_belongs_to_the_family_as_well() -> None:
     first, second = families
     assert len(first) == len(second) == 1
     assert first != second
+
+
+def with_flags(**engine_args: Any) -> dict[str, Any]:
+    return {"models": [{"name": "m", "pools": {role: {"engine_args": engine_args} for role in ("prefill", "decode")}}]}
+
+
+@pytest.mark.parametrize("flag", [*SAME_ON_BOTH_SIDES, *SAME_ANSWERS, "block-size"])
+def test_a_flag_that_makes_another_model_of_the_same_files_is_a_new_family(flag: str) -> None:
+    """The family is what agents announce as their weights: a broken stream goes on within one family only."""
+    families = []
+    for value in ("one", "another"):
+        made = manifests(with_flags(**{flag.replace("-", "_"): value})).values()
+        families.append({each["metadata"]["labels"].get(LABEL_FAMILY) for each in made} - {None})
+    first, second = families
+    assert len(first) == len(second) == 1
+    assert first != second
+
+
+def test_a_flag_that_changes_no_answer_stays_in_the_family() -> None:
+    families = [
+        manifests(with_flags(max_num_seqs=seqs))["Deployment", "chat-decode-0"]["metadata"]["labels"][LABEL_FAMILY]
+        for seqs in (64, 128)
+    ]
+    assert len(set(families)) == 1
+
+
+def test_another_chat_template_rolls_out_without_a_free_gpu() -> None:
+    """Proofs between both templates fail for ever, so no new instance may wait for a proof with an old one."""
+    ((before,), (after,)) = (
+        look(desired(with_flags(chat_template=name)), ObservedCluster()).models for name in ("old.jinja", "new.jinja")
+    )
+    new = {pool.revision for pool in after.pools}
+    agree = lambda one, other: (one.revision in new) == (other.revision in new)  # noqa: E731
+    world = World(before, gpus=2, tell_free=True, chance=random.Random(1), agree=agree)
+    world.settle()
+    world.model = after
+    world.settle()
+    assert {each.revision for each in world.instances.values()} == new
+    assert all(each.ready for each in world.instances.values())
 
 
 def test_where_all_gpus_are_taken_an_old_instance_goes_first() -> None:

@@ -174,7 +174,15 @@ def test_the_operator_sees_the_ranks_of_a_pod_as_one() -> None:
             "pairs": [{"prefill": "p@1", "decode": "d", "apart": "not proven"}]}  # fmt: skip
     known = known_by({"r": word}, frozenset({"r"}))
     assert set(known.known_to) == {"p", "d", "e"}
-    assert known.proven == frozenset({frozenset({"p", "e"}), frozenset({"d", "e"})}), "all ranks of p, or none"
+    assert known.proven("p", "e") and known.proven("d", "e")
+    assert not known.proven("p", "d"), "all ranks of p, or none"
+
+
+@pytest.mark.parametrize(("gives", "proven"), [((3, 3), True), ((3, 0), False), ((0, 3), False), ((3, 4), False)])
+def test_a_pod_is_proven_once_all_its_ranks_are_in_one_circle(gives: tuple[int, int], proven: bool) -> None:
+    ranks = [{"id": f"p@{rank}", "gives": circle, "takes": 0} for rank, circle in enumerate(gives)]
+    word = {"instances": [*ranks, {"id": "d", "gives": 0, "takes": 3}]}
+    assert known_by({"r": word}, frozenset({"r"})).proven("p", "d") is proven
 
 
 # -- in a router's view --

@@ -1,0 +1,105 @@
+"""A router's announcements: they fit with their proofs, and no fault ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.credits import TenantDemand
+from cluster.ids import InstanceId
+from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, MemberKind, decode, encode
+from cluster.registry.memory import MemoryRegistry
+from cluster.registry.proofs import PROOF_BYTES_MAX, parted, proven
+from cluster.registry.registry import Beaten, NameRefused
+from kvtransfer.keys import KEYS_MAX
+from kvtransfer.proving import FleetProofs
+from kvtransfer.ticket import SigningKey
+from router.fleet import discovery
+from router.fleet.discovery import Discovery
+
+URL = "http://127.0.0.1:1"
+LONGEST = FleetProofs(lambda: tuple(SigningKey(f"{'k' * 15}{n}", bytes([n]) * 32) for n in range(KEYS_MAX)), time.time)
+
+
+class OwnWord:
+    """A router's word whose legs take this many bytes."""
+
+    shares: Mapping[str, float] = {}
+
+    def __init__(self, legs_bytes: int) -> None:
+        self.legs_bytes = legs_bytes
+
+    def legs(self, goes_by: Mapping[InstanceId, tuple[int, int]], turn: int) -> dict[str, tuple[int, int, int]]:
+        count, rest = divmod(self.legs_bytes, 100)  # a leg takes 11 bytes besides its name
+        names = [f"{number:089}" for number in range(count)] + (["y" * (rest - 11)] if rest > 11 else [])
+        return dict.fromkeys(names, (0, 0, 0))
+
+    def demand(self) -> tuple[TenantDemand, ...]:
+        return ()
+
+    def counters(self, now: float) -> dict[str, Any]:
+        return {}
+
+
+def router(own: OwnWord | None = None, registry: MemoryRegistry | None = None) -> tuple[Discovery, MemoryRegistry]:
+    registry = registry or MemoryRegistry(time.monotonic, proofs=LONGEST)
+    watch = Discovery(registry, lambda *_: None)
+    watch.own = own
+    return watch, registry
+
+
+@pytest.mark.parametrize(("size", "fits"), [(64_400, True), (64_600, False), (65_000, False), (65_500, False)])
+async def test_an_announcement_leaves_room_for_its_proof(size: int, fits: bool) -> None:
+    """Without room for everything a router announces less."""
+    watch, registry = router()
+    watch.own = OwnWord(size - len(encode(watch.announcement(URL, URL))))
+    beat = watch.announcement(URL, URL)
+    assert bool(beat.legs) is fits
+    assert len(encode(replace(beat, legs=watch.own.legs({}, 0)))) == pytest.approx(size, abs=20)
+    assert await registry.beat(beat) == Beaten()
+    assert [each.id for each in await registry.read(MemberKind.ROUTER)] == [watch.name]
+
+
+async def test_the_longest_proof_is_readable_and_fits_the_room_that_is_kept_for_it() -> None:
+    beat = router()[0].announcement(URL, URL)
+    payload = proven(beat, "default", LONGEST)
+    body, proof = parted(payload)
+    assert body == encode(beat) and len(proof.split()) == KEYS_MAX
+    assert len(payload) - len(body) <= PROOF_BYTES_MAX < HEARTBEAT_BYTES_MAX // 16
+    assert decode(payload)[1] == ""
+
+
+class FailingRegistry(MemoryRegistry):
+    """A registry whose first heartbeats fail by errors of no kind that a registry has."""
+
+    failures = 3
+
+    async def beat(self, beat: Heartbeat) -> Beaten | NameRefused:
+        if self.failures:
+            self.failures -= 1
+            raise ValueError("a heartbeat that no reader takes")
+        return await super().beat(beat)
+
+
+async def test_a_fault_is_reported_once_and_the_router_announces_itself_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(discovery, "BEAT_EVERY_S", 0.001)
+    watch, registry = router(registry=FailingRegistry(time.monotonic))
+    with caplog.at_level(logging.ERROR, "baton.router"):
+        announcing = asyncio.create_task(watch.announce_forever(URL, URL))
+        async with asyncio.timeout(10):
+            while not await registry.read(MemberKind.ROUTER):
+                assert not announcing.done()
+                await asyncio.sleep(0.001)
+    announcing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await announcing
+    (said,) = caplog.records
+    assert "announce" in said.getMessage() and said.exc_info
