@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +13,7 @@ from baton.board import Board
 from baton.demo import demonstrate, how_to_use
 from baton.local import Event, Program, baton_words
 from baton.members import LocalMember, Members
-from baton.output import announce_ready
+from baton.output import announce_ready, say
 from baton.plan import PlacedEngine
 from baton.registry_child import RegistryElsewhere
 from baton.restarts import Restarts
@@ -239,7 +238,9 @@ class LocalFleet:
         if router.settings.as_json:
             announce_ready("baton", router.endpoint, as_json=True, admin=router.admin, model=model, instances=instances)
             return
-        print(f"\nready baton {router.endpoint}\n", flush=True)
+        self.board.say("")
+        announce_ready("baton", router.endpoint, as_json=False)
+        self.board.say("")
         self.board.say(how_to_use(router.endpoint, model))
 
     async def _demo(self, model: str) -> None:
@@ -299,7 +300,7 @@ class LocalFleet:
     def _verdict(self) -> int:
         if self.failure is None:
             return 0
-        print(self.failure, file=sys.stderr)
+        say(self.failure)
         return 2 if 2 in self.codes.values() else 1
 
 

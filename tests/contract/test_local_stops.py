@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 
+from baton.board import Board
 from baton.fleet import LocalFleet
 from baton.local import Program
 from baton.plan import PlacedEngine, from_counts
@@ -101,3 +105,52 @@ async def test_without_a_registry_no_program_is_started(
     assert await asyncio.wait_for(fleet.run(), 20) == 1
     assert not (tmp_path / "begun").exists()
     assert "the registry does not answer" in capsys.readouterr().err
+
+
+class Unread(io.StringIO):
+    """A stream that nothing reads any more: a pipe without a reader, or a terminal that hung up."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def write(self, text: str) -> int:
+        code = errno.EIO if self._terminal else errno.EPIPE
+        raise OSError(code, os.strerror(code))
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+async def test_a_cluster_stops_in_order_although_nothing_reads_its_board(
+    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    fleet.board.console.file = Unread(terminal=terminal)
+    monkeypatch.setattr(sys, "stdout", Unread(terminal=terminal))
+    _says(fleet.router.program, {"event": "ready", "endpoint": "http://h:1", "admin": "http://h:2"})
+
+    async def routable(_: Callable[[list[dict[str, Any]]], bool]) -> None:
+        asyncio.get_running_loop().call_later(0.05, fleet._interrupted)
+
+    monkeypatch.setattr(fleet.router, "routable", routable)
+    assert await asyncio.wait_for(fleet.run(), 20) == 0
+    assert fleet.stopping.is_set()
+
+
+def test_a_board_whose_disk_was_full_prints_its_later_lines_once() -> None:
+    class Disk(io.StringIO):
+        full = True
+
+        def write(self, text: str) -> int:
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(text)
+
+    disk = Disk()
+    board = Board("chat")
+    board.console.file = disk
+    board.say("lost")
+    disk.full = False
+    board.say("kept")
+    assert disk.getvalue() == "kept\n"
