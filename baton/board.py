@@ -114,7 +114,6 @@ class Board:
                 "dots"
             )
             seconds = "" if row.state == "ready" else f"{time.monotonic() - row.since:.0f} s"
-            table.add_row(
-                mark, Text(row.name, "bold"), Text(row.where, "dim"), Text(row.state, colour), row.detail, seconds
-            )
+            name, where, state = Text(row.name, "bold"), Text(row.where, "dim"), Text(row.state, colour)
+            table.add_row(mark, name, where, state, Text(row.detail), seconds)  # a plain `[text]` would be markup
         return Group(Text(f"{self._title}   {self._elapsed():.0f} s", "bold"), table)

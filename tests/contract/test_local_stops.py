@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 
-from baton.board import Board
 from baton.fleet import LocalFleet
 from baton.local import Program
 from baton.plan import PlacedEngine, from_counts
@@ -136,21 +135,3 @@ async def test_a_cluster_stops_in_order_although_nothing_reads_its_board(
     monkeypatch.setattr(fleet.router, "routable", routable)
     assert await asyncio.wait_for(fleet.run(), 20) == 0
     assert fleet.stopping.is_set()
-
-
-def test_a_board_whose_disk_was_full_prints_its_later_lines_once() -> None:
-    class Disk(io.StringIO):
-        full = True
-
-        def write(self, text: str) -> int:
-            if self.full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return super().write(text)
-
-    disk = Disk()
-    board = Board("chat")
-    board.console.file = disk
-    board.say("lost")
-    disk.full = False
-    board.say("kept")
-    assert disk.getvalue() == "kept\n"
