@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -222,12 +222,18 @@ class LocalFleet:
             await self.scaling.run(self)
 
     async def _routable(self) -> None:
-        """Wait until the router knows every instance, or every rank of it."""
+        """Wait until the router has every engine of this cluster up, with all its ranks. A registry that runs elsewhere
+        may list others, too.
+        """
+        await self.router.routable(self._all_up)
+
+    def _all_up(self, seen: list[dict[str, Any]]) -> bool:
+        up = [engine_of(InstanceId(each["id"])) for each in seen if each["state"] == "up"]
         if self.elsewhere is None:
-            await self.router.routable(lambda seen: len(seen) == self.members.ranks)  # an engine may leave meanwhile
-        else:
-            count = self.elsewhere.count
-            await self.router.routable(lambda seen: len({engine_of(InstanceId(each["id"])) for each in seen}) >= count)
+            own = {each.name for each in self.members}  # an engine may leave meanwhile
+            return sum(name in own for name in up) >= self.members.ranks
+        coming = {engine_of(InstanceId(each["id"])) for each in seen if each["state"] != "up"}
+        return len({*up} - coming) >= self.elsewhere.count
 
     def _announce(self, model: str) -> None:
         router = self.router

@@ -14,6 +14,9 @@ from baton.board import Board
 from baton.local import Event, Program, baton_words
 from baton.state import Running, log_folder, save
 
+ANSWER_S = 5.0
+"""Longest wait for the router's answer to one question."""
+
 
 @dataclass(slots=True, kw_only=True)
 class LocalRouter:
@@ -63,14 +66,19 @@ class RouterChild:
         self._running = running
 
     async def routable(self, enough: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Wait until `enough` accepts the instances that the router lists (each rank is one), and all are up."""
-        async with aiohttp.ClientSession() as session:
+        """Wait until `enough` accepts the instances that the router lists; each rank is one.
+
+        A router names them only to callers from a loopback address. If its admin side listens on another address, it
+        lists none: then wait until it has an instance for every leg.
+        """
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session:
             while True:
-                with contextlib.suppress(aiohttp.ClientError):
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
                     async with session.get(f"{self.admin}/ready") as response:
-                        seen = (await response.json())["instances"]
-                        if enough(seen) and all(each["state"] == "up" for each in seen):
-                            return
+                        told = await response.json()
+                    seen = told["instances"]
+                    if (not seen and told["ready"]) or enough(seen):
+                        return
                 await asyncio.sleep(0.2)
 
     def _heard(self, _: str, event: Event) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from aiohttp import web
 
+from baton import router_child
 from baton.fleet import LocalFleet
 from baton.local import Program
 from baton.plan import PlacedEngine, from_counts
@@ -22,6 +24,7 @@ from baton.router_child import LocalRouter
 from baton.state import Running
 from cluster.errors import BatonError
 from cluster.instance import Role
+from engine.agent.http import listen
 from engine.vllm.placement import MachineShare
 
 
@@ -57,16 +60,20 @@ def _says(program: Program, event: dict[str, str] | None, *, then: str = "sys.st
     program.argv = [sys.executable, "-c", f"import sys; {said}{then}"]
 
 
-@pytest.mark.parametrize("ready", [False, True], ids=["not ready", "ready"])
-async def test_an_engine_that_was_told_to_leave_is_not_waited_for(
-    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ready: bool
-) -> None:
+def _adds_two_engines(fleet: LocalFleet) -> None:
     wanted = from_counts({Role.PREFILL: 1, Role.DECODE: 1}, "m", None, [])
     placed = MachineShare()
     for at, each in enumerate(wanted):
         fleet.members.add(
             PlacedEngine(wanted=each, port=1 + at, agent_port=3 + at, side_channel_port=5 + at, placed=placed)
         )
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["not ready", "ready"])
+async def test_an_engine_that_was_told_to_leave_is_not_waited_for(
+    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ready: bool
+) -> None:
+    _adds_two_engines(fleet)
     leaving, staying = fleet.members
     _says(leaving.program, {"event": "ready", "model": "m"} if ready else None, then="sys.exit(0)")
     _says(staying.program, {"event": "ready", "model": "m"})
@@ -135,3 +142,48 @@ async def test_a_cluster_stops_in_order_although_nothing_reads_its_board(
     monkeypatch.setattr(fleet.router, "routable", routable)
     assert await asyncio.wait_for(fleet.run(), 20) == 0
     assert fleet.stopping.is_set()
+
+
+def _up(**states: str) -> list[dict[str, str]]:
+    return [{"id": name.replace("_", "-"), "state": state} for name, state in states.items()]
+
+
+ELSEWHERE = {"prefill_7": "lost", "decode_9": "up"}
+
+
+@pytest.mark.parametrize(
+    ("early", "enough"),
+    [
+        ({"ready": False, "instances": []}, {"ready": True, "instances": []}),
+        (
+            {"ready": True, "instances": _up(**ELSEWHERE, prefill_0="up", decode_0="new")},
+            {"ready": True, "instances": _up(**ELSEWHERE, prefill_0="up", decode_0="up")},
+        ),
+    ],
+    ids=["it names no instance", "others are in the registry"],
+)
+async def test_up_waits_for_its_own_engines(
+    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch, early: dict[str, Any], enough: dict[str, Any]
+) -> None:
+    """Answers that are slow, or no JSON, are asked for again."""
+    monkeypatch.setattr(router_child, "ANSWER_S", 0.2)
+    _adds_two_engines(fleet)
+    asked = 0
+
+    async def ready(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.sleep(0.5)
+        if asked == 2:
+            return web.Response(text="{", content_type="application/json")
+        return web.json_response(early if asked == 3 else enough)
+
+    app = web.Application()
+    app.router.add_get("/ready", ready)
+    runner, fleet.router.admin = await listen(app, "127.0.0.1", 0)
+    try:
+        await asyncio.wait_for(fleet._routable(), 20)
+    finally:
+        await runner.cleanup()
+    assert asked >= 4
