@@ -19,12 +19,15 @@ from baton.registry_child import RegistryElsewhere
 from baton.restarts import Restarts
 from baton.router_child import LocalRouter, RouterChild
 from baton.signals import stopping_signals
-from baton.state import Running, log_folder, save
+from baton.state import Running, log_folder, record_file, save
 from cluster.errors import BatonError
 from cluster.ids import InstanceId, engine_of
 
 DRAIN_S = 45.0
 """Time after Ctrl-C for programs to end by themselves; then they are killed. An agent's drain, and some seconds."""
+
+RECORD_AGAIN_S = 30.0
+"""Time until a record that could not be written is tried again."""
 
 FINAL_CODES = (0, 1, 2)
 """Exit codes after which a program is not started again: done, failed, wrong usage. Others mean that it was killed."""
@@ -79,7 +82,7 @@ class LocalFleet:
         self.board = Board(front.title, quiet=front.as_json)
         self.registry = registry
         logs, words = log_folder(), registry.words()
-        self.router = RouterChild(front, words, self.board, running)
+        self.router = RouterChild(front, words, self.board, running, self._record)
         self.members = Members(words, self.board)
         for each in planned:
             self.members.add(each)
@@ -99,6 +102,8 @@ class LocalFleet:
         """Resizes the fleet once it serves; None: it keeps its size."""
         self._group: asyncio.TaskGroup | None = None
         self._keepers: set[asyncio.Task[None]] = set()
+        self._unrecorded: asyncio.TimerHandle | None = None
+        """Set if the record could not be written: its next try."""
 
     # -- running --
 
@@ -196,7 +201,21 @@ class LocalFleet:
     def scaled_at(self, url: str) -> None:
         """Record the URL of the cluster's controller, for `baton scale`."""
         self.running.scaling = url
-        save(self.running)
+        self._record()
+
+    def _record(self) -> None:
+        """Write the record of this cluster. If it cannot be written, say so once, and try again later."""
+        tried, self._unrecorded = self._unrecorded, None
+        if tried is not None:
+            tried.cancel()
+        try:
+            save(self.running)
+        except OSError as error:
+            if tried is None:
+                path, why = record_file(self.running.cluster), error.strerror or error
+                again = f"Tried again every {RECORD_AGAIN_S:g} s: make space there, or let this user write it."
+                self.board.say(f"{path}: {why}: until it is written, `baton scale` uses an old address. {again}")
+            self._unrecorded = asyncio.get_running_loop().call_later(RECORD_AGAIN_S, self._record)
 
     def begin_engine(self, planned: PlacedEngine, pool: str) -> None:
         """Start one more engine of `pool`; nothing while the cluster stops."""

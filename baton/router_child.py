@@ -12,7 +12,7 @@ import aiohttp
 
 from baton.board import Board
 from baton.local import Event, Program, baton_words
-from baton.state import Running, log_folder, save
+from baton.state import Running, log_folder
 
 ANSWER_S = 5.0
 """Longest wait for the router's answer to one question."""
@@ -53,8 +53,17 @@ class LocalRouter:
 class RouterChild:
     """The router as a child of this command. After a restart it gets the ports that it had."""
 
-    def __init__(self, settings: LocalRouter, registry: list[str], board: Board, running: Running) -> None:
-        """`registry`: flags by which the router finds the registry; `running`: its addresses are saved there."""
+    def __init__(
+        self,
+        settings: LocalRouter,
+        registry: list[str],
+        board: Board,
+        running: Running,
+        record: Callable[[], None],
+    ) -> None:
+        """`registry`: flags by which the router finds the registry; `running`: its addresses are noted there;
+        `record`: writes them to the disk.
+        """
         self.settings = settings
         self.program = Program(
             "router", baton_words(*settings.words(), *registry), self._heard, log_folder() / "router.log"
@@ -64,6 +73,7 @@ class RouterChild:
         self._registry = registry
         self._board = board
         self._running = running
+        self._record = record
 
     async def routable(self, enough: Callable[[list[dict[str, Any]]], bool]) -> None:
         """Wait until `enough` accepts the instances that the router lists; each rank is one.
@@ -89,6 +99,6 @@ class RouterChild:
         settings.port, settings.admin_port = (int(url.rpartition(":")[2]) for url in (self.endpoint, self.admin))
         self.program.argv = baton_words(*settings.words(), *self._registry)  # the same ports after a restart
         self._running.endpoint, self._running.admin = self.endpoint, self.admin
-        save(self._running)
+        self._record()
         self._board.update("router", "ready")
         self.ready.set()

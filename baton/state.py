@@ -64,7 +64,8 @@ def born(pid: int) -> str:
     return "" if fields[0] in {"Z", "X"} else fields[19]
 
 
-def _file(cluster: str) -> Path:
+def record_file(cluster: str) -> Path:
+    """The file with the record of a cluster."""
     return state_folder() / "clusters" / f"{cluster}.json"
 
 
@@ -87,12 +88,16 @@ def recorded(running: Running) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            _file(running.cluster).unlink()
+            record_file(running.cluster).unlink()
 
 
 def save(running: Running) -> None:
-    """Write the record, whole or not at all."""
-    path = _file(running.cluster)
+    """Write the record, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written: the disk is full.
+    """
+    path = record_file(running.cluster)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     draft.write_text(json.dumps(asdict(running), indent=1))
@@ -102,7 +107,7 @@ def save(running: Running) -> None:
 def load(cluster: str) -> Running | None:
     """The record of a cluster, which may have died; None if there is no readable one."""
     try:
-        fields: dict[str, Any] = json.loads(_file(cluster).read_text())
+        fields: dict[str, Any] = json.loads(record_file(cluster).read_text())
         return Running(**fields)
     except (OSError, ValueError, TypeError):
         return None

@@ -15,13 +15,14 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 
+from baton import fleet as fleet_module
 from baton import router_child
 from baton.fleet import LocalFleet
 from baton.local import Program
 from baton.plan import PlacedEngine, from_counts
 from baton.registry_child import RegistryElsewhere
 from baton.router_child import LocalRouter
-from baton.state import Running
+from baton.state import Running, load
 from cluster.errors import BatonError
 from cluster.instance import Role
 from engine.agent.http import listen
@@ -187,3 +188,35 @@ async def test_up_waits_for_its_own_engines(
     finally:
         await runner.cleanup()
     assert asked >= 4
+
+
+async def test_a_full_disk_of_the_record_ends_nothing(fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record is written once there is space again."""
+    monkeypatch.setattr(fleet_module, "RECORD_AGAIN_S", 0.05)
+    fleet.board.console.file = said = io.StringIO()
+    full = True
+    replace = Path.replace
+
+    def replaces(path: Path, target: Path) -> Path:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replaces)
+    _says(fleet.router.program, {"event": "ready", "endpoint": "http://h:1", "admin": "http://h:2"})
+
+    async def routable(_: Callable[[list[dict[str, Any]]], bool]) -> None:
+        nonlocal full
+        fleet.scaled_at("http://h:3")
+        full = False
+        async with asyncio.timeout(10):
+            while load("chat") is None:
+                await asyncio.sleep(0.01)
+        fleet._interrupted()
+
+    monkeypatch.setattr(fleet.router, "routable", routable)
+    assert await asyncio.wait_for(fleet.run(), 20) == 0
+    record = load("chat")
+    assert record is not None
+    assert (record.endpoint, record.scaling) == ("http://h:1", "http://h:3")
+    assert said.getvalue().count("No space left on device") == 1
