@@ -24,7 +24,13 @@ from cluster.errors import BatonError
 from cluster.ids import InstanceId, engine_of
 
 DRAIN_S = 45.0
-"""Time after Ctrl-C for programs to end by themselves; then they are killed. An agent's drain, and some seconds."""
+"""Least time after Ctrl-C for programs to end by themselves; then they are killed."""
+
+ENDS_S = 15.0
+"""Time that they have after the router's drain (`limits.drain_s`), when engines end."""
+
+CONTROLLER_S = 15.0
+"""Time that a controller has to end its engines on Ray, which no other program ends, when the others are killed."""
 
 RECORD_AGAIN_S = 30.0
 """Time until a record that could not be written is tried again."""
@@ -78,7 +84,9 @@ class LocalFleet:
         elsewhere: Elsewhere | None = None,
     ) -> None:
         """`planned`: the engines of this machine; empty if they run `elsewhere`."""
+        self._grace_s = max(DRAIN_S, front.limits.get("drain_s", 0.0) + ENDS_S)
         self.running = running
+        running.stop_s = self._grace_s + CONTROLLER_S + ENDS_S
         self.board = Board(front.title, quiet=front.as_json)
         self.registry = registry
         logs, words = log_folder(), registry.words()
@@ -305,7 +313,7 @@ class LocalFleet:
         self.router.program.stop()
         if not self.router.program.running:
             self._stop_engines()
-        asyncio.get_running_loop().call_later(DRAIN_S, self._kill)
+        asyncio.get_running_loop().call_later(self._grace_s, self._kill)
 
     def _stop_engines(self) -> None:
         if self.controller is not None:
@@ -313,8 +321,18 @@ class LocalFleet:
         self.members.close()
 
     def _kill(self) -> None:
+        """End all programs now, but a controller in order, as it ends its engines; kill it `CONTROLLER_S` later."""
         for program in self._programs():
-            program.kill()
+            if program is not self.controller:
+                program.kill()
+        if self.controller is not None and self.controller.running:
+            self.controller.stop()
+            asyncio.get_running_loop().call_later(CONTROLLER_S, self._kill_rest, self.controller)
+        elif self.registry_program:
+            self.registry_program.kill()
+
+    def _kill_rest(self, controller: Program) -> None:
+        controller.kill()
         if self.registry_program:
             self.registry_program.kill()
 

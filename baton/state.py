@@ -46,6 +46,8 @@ class Running:
     """The fleet's key file, for another router that is to join; empty if tickets are off."""
     scaling: str = ""
     """The controller's URL; empty: no controller resizes the cluster."""
+    stop_s: float = 0.0
+    """Longest time from the first signal to the end of that process."""
     logs: dict[str, str] = field(default_factory=dict)
     """Log files by name."""
 

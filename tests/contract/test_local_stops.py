@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import errno
 import io
@@ -10,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +19,8 @@ from aiohttp import web
 
 from baton import fleet as fleet_module
 from baton import router_child
-from baton.fleet import LocalFleet
+from baton.commands import down
+from baton.fleet import Elsewhere, LocalFleet
 from baton.local import Program
 from baton.plan import PlacedEngine, from_counts
 from baton.registry_child import RegistryElsewhere
@@ -48,11 +51,15 @@ class Registry:
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalFleet:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    front = LocalRouter(title="chat", host="127.0.0.1", port=0, admin_host="127.0.0.1", admin_port=0)
-    registry = cast("RegistryElsewhere", Registry())
-    made = LocalFleet(front, [], Running(cluster="chat", pid=1, born="0"), registry)
+    made = _fleet()
     _writes(made.router.program, tmp_path / "begun")
     return made
+
+
+def _fleet(elsewhere: Elsewhere | None = None, **limits: float) -> LocalFleet:
+    front = LocalRouter(title="chat", host="127.0.0.1", port=0, admin_host="127.0.0.1", admin_port=0, limits=limits)
+    running = Running(cluster="chat", pid=1, born="0")
+    return LocalFleet(front, [], running, cast("RegistryElsewhere", Registry()), elsewhere)
 
 
 def _says(program: Program, event: dict[str, str] | None, *, then: str = "sys.stdin.read()") -> None:
@@ -220,3 +227,55 @@ async def test_a_full_disk_of_the_record_ends_nothing(fleet: LocalFleet, monkeyp
     assert record is not None
     assert (record.endpoint, record.scaling) == ("http://h:1", "http://h:3")
     assert said.getvalue().count("No space left on device") == 1
+
+
+async def test_a_drain_is_not_cut_before_its_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    fleet = _fleet(drain_s=300.0)
+    later: list[float] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda delay_s, _: later.append(delay_s))
+    fleet._stop()
+    assert later == [315.0]
+
+
+def test_down_waits_for_the_drain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    running = _fleet(drain_s=300.0).running
+    now = 0.0
+
+    def sleep(_: float) -> None:
+        nonlocal now
+        now += 10.0
+
+    monkeypatch.setattr(down, "must_load", lambda _: running)
+    monkeypatch.setattr(Running, "alive", property(lambda _: True))
+    monkeypatch.setattr(down, "os", SimpleNamespace(kill=lambda *_: None))
+    monkeypatch.setattr(down, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    assert down.run(argparse.Namespace(cluster="chat", now=False, json=False)) == 1
+    assert now > 315.0
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_second_ctrl_c_lets_the_controller_end_its_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """A controller that does not end is killed later."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(fleet_module, "CONTROLLER_S", 0.3 if hangs else 15.0)
+    fleet = _fleet(Elsewhere(words=("controller",), vllm_args=(), count=1, model="m"))
+    assert fleet.controller is not None
+    _says(fleet.router.program, None)
+    ready = json.dumps({"event": "ready", "endpoint": "http://h:3"})
+    ends = "time.sleep(60)" if hangs else "(time.sleep(0.2), sys.exit(0))"
+    words = f"import signal, time; signal.signal(15, lambda *_: {ends}); print({ready!r}, flush=True); time.sleep(60)"
+    _says(fleet.controller, None, then=words)
+    scaled_at = fleet.scaled_at
+
+    def scaled(url: str) -> None:
+        scaled_at(url)
+        fleet._interrupted()
+        fleet._interrupted()
+
+    monkeypatch.setattr(fleet, "scaled_at", scaled)
+    assert await asyncio.wait_for(fleet.run(), 20) == 0
+    assert fleet.codes["controller"] == (-9 if hangs else 0)
