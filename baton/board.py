@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import sys
 import time
 from dataclasses import dataclass, field
@@ -28,11 +30,24 @@ class BoardRow:
     """When the program came into this state, monotonic seconds."""
 
 
+class _Screen(Console):
+    """A console that is silent from then on if its reader goes away (`baton up 2>&1 | tee up.log`, then Ctrl-C). rich's
+    own would end the process, and nothing would drain.
+    """
+
+    def on_broken_pipe(self) -> None:
+        """Print nothing any more."""
+        self.quiet = True
+
+
 class Board:
-    """Shows the state of each program. Use as a context; call all methods in the thread of that context."""
+    """Shows the state of each program. Use as a context; call all methods in the thread of that context.
+
+    A terminal that hung up, a pipe without a reader or a full disk loses what is shown, and stops no program.
+    """
 
     def __init__(self, title: str, *, quiet: bool = False) -> None:
-        self.console = Console(file=sys.stderr, highlight=False)
+        self.console: Console = _Screen(file=sys.stderr, highlight=False)
         self._title = title
         self._rows: dict[str, BoardRow] = {}
         self._quiet = quiet
@@ -42,7 +57,8 @@ class Board:
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self._quiet:
             self._live = Live(self, console=self.console, refresh_per_second=4, transient=False)
-            self._live.start()
+            with contextlib.suppress(OSError):
+                self._live.start()
         elif not self._quiet:
             self.say(self._title)
         return self
@@ -53,7 +69,8 @@ class Board:
     def settle(self) -> None:
         """Stop the live display, leaving the last picture; later updates are plain lines."""
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError):
+                self._live.stop()
             self._live = None
 
     def add(self, name: str, where: str) -> None:
@@ -75,8 +92,14 @@ class Board:
 
     def say(self, text: str) -> None:
         """Print a line for people, unless the board is quiet."""
-        if not self._quiet:
+        if self._quiet:
+            return
+        try:
             self.console.print(text, markup=False, soft_wrap=True)
+        except OSError as error:
+            self.console.quiet = True
+            self.console.print()  # drops what the console has not written: it would come again with the next line
+            self.console.quiet = error.errno == errno.EIO  # a terminal that hung up never comes back
 
     def _elapsed(self) -> float:
         return time.monotonic() - self._started
@@ -91,7 +114,6 @@ class Board:
                 "dots"
             )
             seconds = "" if row.state == "ready" else f"{time.monotonic() - row.since:.0f} s"
-            table.add_row(
-                mark, Text(row.name, "bold"), Text(row.where, "dim"), Text(row.state, colour), row.detail, seconds
-            )
+            name, where, state = Text(row.name, "bold"), Text(row.where, "dim"), Text(row.state, colour)
+            table.add_row(mark, name, where, state, Text(row.detail), seconds)  # a plain `[text]` would be markup
         return Group(Text(f"{self._title}   {self._elapsed():.0f} s", "bold"), table)

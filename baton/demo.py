@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from baton.board import Board
-from baton.output import emit
+from baton.output import emit, show
 
 QUESTION = "What is Baton?"
 TOKENS = 300
@@ -44,18 +44,18 @@ async def demonstrate(endpoint: str, model: str, decode_urls: list[str], board: 
         ValueError: the answer cannot be read.
     """
     board.say(f"\n> {QUESTION}")
-    demo = await ask(endpoint, model, decode_urls, (lambda _: None) if as_json else _show)
+    demo = await ask(endpoint, model, decode_urls, (lambda _: None) if as_json else show)
     if as_json:
         emit({"event": "demo", "text": demo.text, "first_token_s": demo.first_s, "pulled_tokens": demo.pulled})
         return
-    print(flush=True)
+    show("\n")
     board.say(
         f"\nfirst token after {demo.first_s * 1000:.0f} ms, whole answer after {demo.total_s:.1f} s; {_way(demo)}"
     )
 
 
-async def ask(endpoint: str, model: str, decode_urls: list[str], show: Callable[[str], None]) -> Demo:
-    """Stream one chat answer from `endpoint`, calling `show(text)` as it comes.
+async def ask(endpoint: str, model: str, decode_urls: list[str], on_text: Callable[[str], None]) -> Demo:
+    """Stream one chat answer from `endpoint`, calling `on_text` with each piece as it comes.
 
     Raises:
         aiohttp.ClientError: the request failed.
@@ -78,7 +78,7 @@ async def ask(endpoint: str, model: str, decode_urls: list[str], show: Callable[
                 if piece:
                     demo.first_s = demo.first_s or time.monotonic() - started
                     demo.text += piece
-                    show(piece)
+                    on_text(piece)
         demo.total_s = time.monotonic() - started
         demo.pulled = await _pulled(session, decode_urls) - before
     return demo
@@ -121,7 +121,3 @@ def _way(demo: Demo) -> str:
         return whole
     proof = f"prefill handed {demo.proven} prompt tokens over to decode by NIXL, to prove that the text is the same"
     return f"{whole}.\nBefore that, {proof}"
-
-
-def _show(piece: str) -> None:
-    print(piece, end="", flush=True)

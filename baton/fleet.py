@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -14,18 +13,27 @@ from baton.board import Board
 from baton.demo import demonstrate, how_to_use
 from baton.local import Event, Program, baton_words
 from baton.members import LocalMember, Members
-from baton.output import announce_ready
+from baton.output import announce_ready, say
 from baton.plan import PlacedEngine
 from baton.registry_child import RegistryElsewhere
 from baton.restarts import Restarts
 from baton.router_child import LocalRouter, RouterChild
 from baton.signals import stopping_signals
-from baton.state import Running, log_folder, save
+from baton.state import Running, log_folder, record_file, save
 from cluster.errors import BatonError
 from cluster.ids import InstanceId, engine_of
 
 DRAIN_S = 45.0
-"""Time after Ctrl-C for programs to end by themselves; then they are killed. An agent's drain, and some seconds."""
+"""Least time after Ctrl-C for programs to end by themselves; then they are killed."""
+
+ENDS_S = 15.0
+"""Time that they have after the router's drain (`limits.drain_s`), when engines end."""
+
+CONTROLLER_S = 15.0
+"""Time that a controller has to end its engines on Ray, which no other program ends, when the others are killed."""
+
+RECORD_AGAIN_S = 30.0
+"""Time until a record that could not be written is tried again."""
 
 FINAL_CODES = (0, 1, 2)
 """Exit codes after which a program is not started again: done, failed, wrong usage. Others mean that it was killed."""
@@ -76,11 +84,13 @@ class LocalFleet:
         elsewhere: Elsewhere | None = None,
     ) -> None:
         """`planned`: the engines of this machine; empty if they run `elsewhere`."""
+        self._grace_s = max(DRAIN_S, front.limits.get("drain_s", 0.0) + ENDS_S)
         self.running = running
+        running.stop_s = self._grace_s + CONTROLLER_S + ENDS_S
         self.board = Board(front.title, quiet=front.as_json)
         self.registry = registry
         logs, words = log_folder(), registry.words()
-        self.router = RouterChild(front, words, self.board, running)
+        self.router = RouterChild(front, words, self.board, running, self._record)
         self.members = Members(words, self.board)
         for each in planned:
             self.members.add(each)
@@ -100,6 +110,8 @@ class LocalFleet:
         """Resizes the fleet once it serves; None: it keeps its size."""
         self._group: asyncio.TaskGroup | None = None
         self._keepers: set[asyncio.Task[None]] = set()
+        self._unrecorded: asyncio.TimerHandle | None = None
+        """Set if the record could not be written: its next try."""
 
     # -- running --
 
@@ -197,7 +209,21 @@ class LocalFleet:
     def scaled_at(self, url: str) -> None:
         """Record the URL of the cluster's controller, for `baton scale`."""
         self.running.scaling = url
-        save(self.running)
+        self._record()
+
+    def _record(self) -> None:
+        """Write the record of this cluster. If it cannot be written, say so once, and try again later."""
+        tried, self._unrecorded = self._unrecorded, None
+        if tried is not None:
+            tried.cancel()
+        try:
+            save(self.running)
+        except OSError as error:
+            if tried is None:
+                path, why = record_file(self.running.cluster), error.strerror or error
+                again = f"Tried again every {RECORD_AGAIN_S:g} s: make space there, or let this user write it."
+                self.board.say(f"{path}: {why}: until it is written, `baton scale` uses an old address. {again}")
+            self._unrecorded = asyncio.get_running_loop().call_later(RECORD_AGAIN_S, self._record)
 
     def begin_engine(self, planned: PlacedEngine, pool: str) -> None:
         """Start one more engine of `pool`; nothing while the cluster stops."""
@@ -223,12 +249,18 @@ class LocalFleet:
             await self.scaling.run(self)
 
     async def _routable(self) -> None:
-        """Wait until the router knows every instance, or every rank of it."""
+        """Wait until the router has every engine of this cluster up, with all its ranks. A registry that runs elsewhere
+        may list others, too.
+        """
+        await self.router.routable(self._all_up)
+
+    def _all_up(self, seen: list[dict[str, Any]]) -> bool:
+        up = [engine_of(InstanceId(each["id"])) for each in seen if each["state"] == "up"]
         if self.elsewhere is None:
-            await self.router.routable(lambda seen: len(seen) == self.members.ranks)  # an engine may leave meanwhile
-        else:
-            count = self.elsewhere.count
-            await self.router.routable(lambda seen: len({engine_of(InstanceId(each["id"])) for each in seen}) >= count)
+            own = {each.name for each in self.members}  # an engine may leave meanwhile
+            return sum(name in own for name in up) >= self.members.ranks
+        coming = {engine_of(InstanceId(each["id"])) for each in seen if each["state"] != "up"}
+        return len({*up} - coming) >= self.elsewhere.count
 
     def _announce(self, model: str) -> None:
         router = self.router
@@ -239,7 +271,9 @@ class LocalFleet:
         if router.settings.as_json:
             announce_ready("baton", router.endpoint, as_json=True, admin=router.admin, model=model, instances=instances)
             return
-        print(f"\nready baton {router.endpoint}\n", flush=True)
+        self.board.say("")
+        announce_ready("baton", router.endpoint, as_json=False)
+        self.board.say("")
         self.board.say(how_to_use(router.endpoint, model))
 
     async def _demo(self, model: str) -> None:
@@ -279,7 +313,7 @@ class LocalFleet:
         self.router.program.stop()
         if not self.router.program.running:
             self._stop_engines()
-        asyncio.get_running_loop().call_later(DRAIN_S, self._kill)
+        asyncio.get_running_loop().call_later(self._grace_s, self._kill)
 
     def _stop_engines(self) -> None:
         if self.controller is not None:
@@ -287,8 +321,18 @@ class LocalFleet:
         self.members.close()
 
     def _kill(self) -> None:
+        """End all programs now, but a controller in order, as it ends its engines; kill it `CONTROLLER_S` later."""
         for program in self._programs():
-            program.kill()
+            if program is not self.controller:
+                program.kill()
+        if self.controller is not None and self.controller.running:
+            self.controller.stop()
+            asyncio.get_running_loop().call_later(CONTROLLER_S, self._kill_rest, self.controller)
+        elif self.registry_program:
+            self.registry_program.kill()
+
+    def _kill_rest(self, controller: Program) -> None:
+        controller.kill()
         if self.registry_program:
             self.registry_program.kill()
 
@@ -299,7 +343,7 @@ class LocalFleet:
     def _verdict(self) -> int:
         if self.failure is None:
             return 0
-        print(self.failure, file=sys.stderr)
+        say(self.failure)
         return 2 if 2 in self.codes.values() else 1
 
 

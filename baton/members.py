@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,6 +25,10 @@ PORTS_EVERY_S = 0.1
 
 OVERDUE_S = 15.0
 """An agent that still runs this long after the deadline of its drain is ended."""
+
+LOGS_KEPT = 20
+"""Engines of a pool that were started later and have ended, whose logs are kept. Each has a name of its own, so that
+its logs are never written again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,9 +93,11 @@ class Members:
         return member
 
     def remove(self, member: LocalMember) -> None:
-        """Remove an engine that has ended."""
+        """Remove an engine that has ended. Of engines that were started later, only the last ones' logs are kept."""
         if self._found.get(member.name) is member:
             del self._found[member.name]
+            if member.later and not member.failed:
+                _remove_logs(member.pool, {*self._found})
 
     @property
     def ports(self) -> set[int]:
@@ -165,6 +173,26 @@ class Members:
 def _cut_off(member: LocalMember) -> None:
     if member.program.running:
         member.program.close()
+
+
+def _remove_logs(pool: str, running: set[str]) -> None:
+    """Remove the logs of a pool's engines that were started later and have ended, but for the last `LOGS_KEPT`. Such
+    engines are known by their names (`goodput/changes.py`).
+    """
+    later = re.compile(rf"({re.escape(pool)}-[0-9a-f]{{8,}}-[0-9]+)(\.agent)?\.log(\.1)?")
+    logs: dict[str, list[Path]] = {}
+    written: dict[str, float] = {}
+    for path in log_folder().glob("*.log*"):
+        named = later.fullmatch(path.name)
+        if named is None or named[1] in running:
+            continue
+        with contextlib.suppress(OSError):
+            written[named[1]] = max(written.get(named[1], 0.0), path.stat().st_mtime)
+            logs.setdefault(named[1], []).append(path)
+    for name in sorted(written, key=written.__getitem__, reverse=True)[LOGS_KEPT:]:
+        for path in logs[name]:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def pool_of(name: str) -> str:

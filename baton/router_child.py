@@ -12,7 +12,10 @@ import aiohttp
 
 from baton.board import Board
 from baton.local import Event, Program, baton_words
-from baton.state import Running, log_folder, save
+from baton.state import Running, log_folder
+
+ANSWER_S = 5.0
+"""Longest wait for the router's answer to one question."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,8 +53,17 @@ class LocalRouter:
 class RouterChild:
     """The router as a child of this command. After a restart it gets the ports that it had."""
 
-    def __init__(self, settings: LocalRouter, registry: list[str], board: Board, running: Running) -> None:
-        """`registry`: flags by which the router finds the registry; `running`: its addresses are saved there."""
+    def __init__(
+        self,
+        settings: LocalRouter,
+        registry: list[str],
+        board: Board,
+        running: Running,
+        record: Callable[[], None],
+    ) -> None:
+        """`registry`: flags by which the router finds the registry; `running`: its addresses are noted there;
+        `record`: writes them to the disk.
+        """
         self.settings = settings
         self.program = Program(
             "router", baton_words(*settings.words(), *registry), self._heard, log_folder() / "router.log"
@@ -61,16 +73,22 @@ class RouterChild:
         self._registry = registry
         self._board = board
         self._running = running
+        self._record = record
 
     async def routable(self, enough: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Wait until `enough` accepts the instances that the router lists (each rank is one), and all are up."""
-        async with aiohttp.ClientSession() as session:
+        """Wait until `enough` accepts the instances that the router lists; each rank is one.
+
+        A router names them only to callers from a loopback address. If its admin side listens on another address, it
+        lists none: then wait until it has an instance for every leg.
+        """
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session:
             while True:
-                with contextlib.suppress(aiohttp.ClientError):
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
                     async with session.get(f"{self.admin}/ready") as response:
-                        seen = (await response.json())["instances"]
-                        if enough(seen) and all(each["state"] == "up" for each in seen):
-                            return
+                        told = await response.json()
+                    seen = told["instances"]
+                    if (not seen and told["ready"]) or enough(seen):
+                        return
                 await asyncio.sleep(0.2)
 
     def _heard(self, _: str, event: Event) -> None:
@@ -81,6 +99,6 @@ class RouterChild:
         settings.port, settings.admin_port = (int(url.rpartition(":")[2]) for url in (self.endpoint, self.admin))
         self.program.argv = baton_words(*settings.words(), *self._registry)  # the same ports after a restart
         self._running.endpoint, self._running.admin = self.endpoint, self.admin
-        save(self._running)
+        self._record()
         self._board.update("router", "ready")
         self.ready.set()

@@ -46,6 +46,8 @@ class Running:
     """The fleet's key file, for another router that is to join; empty if tickets are off."""
     scaling: str = ""
     """The controller's URL; empty: no controller resizes the cluster."""
+    stop_s: float = 0.0
+    """Longest time from the first signal to the end of that process."""
     logs: dict[str, str] = field(default_factory=dict)
     """Log files by name."""
 
@@ -64,7 +66,8 @@ def born(pid: int) -> str:
     return "" if fields[0] in {"Z", "X"} else fields[19]
 
 
-def _file(cluster: str) -> Path:
+def record_file(cluster: str) -> Path:
+    """The file with the record of a cluster."""
     return state_folder() / "clusters" / f"{cluster}.json"
 
 
@@ -87,12 +90,16 @@ def recorded(running: Running) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            _file(running.cluster).unlink()
+            record_file(running.cluster).unlink()
 
 
 def save(running: Running) -> None:
-    """Write the record, whole or not at all."""
-    path = _file(running.cluster)
+    """Write the record, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written: the disk is full.
+    """
+    path = record_file(running.cluster)
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     draft.write_text(json.dumps(asdict(running), indent=1))
@@ -102,7 +109,7 @@ def save(running: Running) -> None:
 def load(cluster: str) -> Running | None:
     """The record of a cluster, which may have died; None if there is no readable one."""
     try:
-        fields: dict[str, Any] = json.loads(_file(cluster).read_text())
+        fields: dict[str, Any] = json.loads(record_file(cluster).read_text())
         return Running(**fields)
     except (OSError, ValueError, TypeError):
         return None

@@ -17,7 +17,7 @@ from baton.state import must_load
 from cluster.registry.registry import DEFAULT_CLUSTER
 
 WAIT_S = 120.0
-"""Longest wait for the end of `baton up`; longer than any drain of its programs."""
+"""Least time to wait for the end of `baton up`. If its drain may take longer (`limits.drain_s`), its record says so."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask the cluster to stop and wait for its end; 1 if it does not end."""
     running = must_load(args.cluster)
+    wait_s = max(WAIT_S, running.stop_s)
     os.kill(running.pid, signal.SIGTERM)
     say(f"stopping cluster {args.cluster} (pid {running.pid})")
     started = time.monotonic()
@@ -39,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
         if args.now and not hurried and took > 0.2:  # two signals at once could be delivered as one
             os.kill(running.pid, signal.SIGTERM)
             hurried = True
-        if took > WAIT_S:
-            say(f"baton: it still runs after {WAIT_S:.0f} s; try `baton down --now`")
+        if took > wait_s:
+            say(f"baton: it still runs after {wait_s:.0f} s; try `baton down --now`")
             return 1
         time.sleep(0.1)
     took = time.monotonic() - started

@@ -237,7 +237,8 @@ def _print(told: dict[str, Any]) -> None:
         usage = f"{load['kv_usage']:.0%}" if load else "–"
         state = Text(each["state"], _COLOURS.get(each["state"], "cyan"))
         more = [usage, str(each["credits"]), str(each["epoch"]), each["engine"].removeprefix("http://"), each["detail"]]
-        table.add_row(Text(each["instance"], "bold"), each["role"], state, *counts, *more)
+        cells = map(Text, (*counts, *more))  # brackets of addresses and details would be markup
+        table.add_row(Text(each["instance"], "bold"), Text(each["role"]), state, *cells)
     console.print(table)
     for name, because in told.get("ignored", {}).items():
         console.print(Text(f"ignored: {name}: {because}", "red"))

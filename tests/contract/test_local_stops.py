@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import errno
+import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from aiohttp import web
 
-from baton.fleet import LocalFleet
+from baton import fleet as fleet_module
+from baton import router_child
+from baton.commands import down
+from baton.fleet import Elsewhere, LocalFleet
 from baton.local import Program
 from baton.plan import PlacedEngine, from_counts
 from baton.registry_child import RegistryElsewhere
 from baton.router_child import LocalRouter
-from baton.state import Running
+from baton.state import Running, load
 from cluster.errors import BatonError
 from cluster.instance import Role
+from engine.agent.http import listen
 from engine.vllm.placement import MachineShare
 
 
@@ -41,11 +51,15 @@ class Registry:
 @pytest.fixture
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalFleet:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    front = LocalRouter(title="chat", host="127.0.0.1", port=0, admin_host="127.0.0.1", admin_port=0)
-    registry = cast("RegistryElsewhere", Registry())
-    made = LocalFleet(front, [], Running(cluster="chat", pid=1, born="0"), registry)
+    made = _fleet()
     _writes(made.router.program, tmp_path / "begun")
     return made
+
+
+def _fleet(elsewhere: Elsewhere | None = None, **limits: float) -> LocalFleet:
+    front = LocalRouter(title="chat", host="127.0.0.1", port=0, admin_host="127.0.0.1", admin_port=0, limits=limits)
+    running = Running(cluster="chat", pid=1, born="0")
+    return LocalFleet(front, [], running, cast("RegistryElsewhere", Registry()), elsewhere)
 
 
 def _says(program: Program, event: dict[str, str] | None, *, then: str = "sys.stdin.read()") -> None:
@@ -54,16 +68,20 @@ def _says(program: Program, event: dict[str, str] | None, *, then: str = "sys.st
     program.argv = [sys.executable, "-c", f"import sys; {said}{then}"]
 
 
-@pytest.mark.parametrize("ready", [False, True], ids=["not ready", "ready"])
-async def test_an_engine_that_was_told_to_leave_is_not_waited_for(
-    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ready: bool
-) -> None:
+def _adds_two_engines(fleet: LocalFleet) -> None:
     wanted = from_counts({Role.PREFILL: 1, Role.DECODE: 1}, "m", None, [])
     placed = MachineShare()
     for at, each in enumerate(wanted):
         fleet.members.add(
             PlacedEngine(wanted=each, port=1 + at, agent_port=3 + at, side_channel_port=5 + at, placed=placed)
         )
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["not ready", "ready"])
+async def test_an_engine_that_was_told_to_leave_is_not_waited_for(
+    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ready: bool
+) -> None:
+    _adds_two_engines(fleet)
     leaving, staying = fleet.members
     _says(leaving.program, {"event": "ready", "model": "m"} if ready else None, then="sys.exit(0)")
     _says(staying.program, {"event": "ready", "model": "m"})
@@ -101,3 +119,163 @@ async def test_without_a_registry_no_program_is_started(
     assert await asyncio.wait_for(fleet.run(), 20) == 1
     assert not (tmp_path / "begun").exists()
     assert "the registry does not answer" in capsys.readouterr().err
+
+
+class Unread(io.StringIO):
+    """A stream that nothing reads any more: a pipe without a reader, or a terminal that hung up."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def write(self, text: str) -> int:
+        code = errno.EIO if self._terminal else errno.EPIPE
+        raise OSError(code, os.strerror(code))
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
+async def test_a_cluster_stops_in_order_although_nothing_reads_its_board(
+    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    fleet.board.console.file = Unread(terminal=terminal)
+    monkeypatch.setattr(sys, "stdout", Unread(terminal=terminal))
+    _says(fleet.router.program, {"event": "ready", "endpoint": "http://h:1", "admin": "http://h:2"})
+
+    async def routable(_: Callable[[list[dict[str, Any]]], bool]) -> None:
+        asyncio.get_running_loop().call_later(0.05, fleet._interrupted)
+
+    monkeypatch.setattr(fleet.router, "routable", routable)
+    assert await asyncio.wait_for(fleet.run(), 20) == 0
+    assert fleet.stopping.is_set()
+
+
+def _up(**states: str) -> list[dict[str, str]]:
+    return [{"id": name.replace("_", "-"), "state": state} for name, state in states.items()]
+
+
+ELSEWHERE = {"prefill_7": "lost", "decode_9": "up"}
+
+
+@pytest.mark.parametrize(
+    ("early", "enough"),
+    [
+        ({"ready": False, "instances": []}, {"ready": True, "instances": []}),
+        (
+            {"ready": True, "instances": _up(**ELSEWHERE, prefill_0="up", decode_0="new")},
+            {"ready": True, "instances": _up(**ELSEWHERE, prefill_0="up", decode_0="up")},
+        ),
+    ],
+    ids=["it names no instance", "others are in the registry"],
+)
+async def test_up_waits_for_its_own_engines(
+    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch, early: dict[str, Any], enough: dict[str, Any]
+) -> None:
+    """Answers that are slow, or no JSON, are asked for again."""
+    monkeypatch.setattr(router_child, "ANSWER_S", 0.2)
+    _adds_two_engines(fleet)
+    asked = 0
+
+    async def ready(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.sleep(0.5)
+        if asked == 2:
+            return web.Response(text="{", content_type="application/json")
+        return web.json_response(early if asked == 3 else enough)
+
+    app = web.Application()
+    app.router.add_get("/ready", ready)
+    runner, fleet.router.admin = await listen(app, "127.0.0.1", 0)
+    try:
+        await asyncio.wait_for(fleet._routable(), 20)
+    finally:
+        await runner.cleanup()
+    assert asked >= 4
+
+
+async def test_a_full_disk_of_the_record_ends_nothing(fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record is written once there is space again."""
+    monkeypatch.setattr(fleet_module, "RECORD_AGAIN_S", 0.05)
+    fleet.board.console.file = said = io.StringIO()
+    full = True
+    replace = Path.replace
+
+    def replaces(path: Path, target: Path) -> Path:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", replaces)
+    _says(fleet.router.program, {"event": "ready", "endpoint": "http://h:1", "admin": "http://h:2"})
+
+    async def routable(_: Callable[[list[dict[str, Any]]], bool]) -> None:
+        nonlocal full
+        fleet.scaled_at("http://h:3")
+        full = False
+        async with asyncio.timeout(10):
+            while load("chat") is None:
+                await asyncio.sleep(0.01)
+        fleet._interrupted()
+
+    monkeypatch.setattr(fleet.router, "routable", routable)
+    assert await asyncio.wait_for(fleet.run(), 20) == 0
+    record = load("chat")
+    assert record is not None
+    assert (record.endpoint, record.scaling) == ("http://h:1", "http://h:3")
+    assert said.getvalue().count("No space left on device") == 1
+
+
+async def test_a_drain_is_not_cut_before_its_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    fleet = _fleet(drain_s=300.0)
+    later: list[float] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda delay_s, _: later.append(delay_s))
+    fleet._stop()
+    assert later == [315.0]
+
+
+def test_down_waits_for_the_drain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    running = _fleet(drain_s=300.0).running
+    now = 0.0
+
+    def sleep(_: float) -> None:
+        nonlocal now
+        now += 10.0
+
+    monkeypatch.setattr(down, "must_load", lambda _: running)
+    monkeypatch.setattr(Running, "alive", property(lambda _: True))
+    monkeypatch.setattr(down, "os", SimpleNamespace(kill=lambda *_: None))
+    monkeypatch.setattr(down, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    assert down.run(argparse.Namespace(cluster="chat", now=False, json=False)) == 1
+    assert now > 315.0
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_second_ctrl_c_lets_the_controller_end_its_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """A controller that does not end is killed later."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(fleet_module, "CONTROLLER_S", 0.3 if hangs else 15.0)
+    fleet = _fleet(Elsewhere(words=("controller",), vllm_args=(), count=1, model="m"))
+    assert fleet.controller is not None
+    _says(fleet.router.program, None)
+    ready = json.dumps({"event": "ready", "endpoint": "http://h:3"})
+    ends = "time.sleep(60)" if hangs else "(time.sleep(0.2), sys.exit(0))"
+    words = f"import signal, time; signal.signal(15, lambda *_: {ends}); print({ready!r}, flush=True); time.sleep(60)"
+    _says(fleet.controller, None, then=words)
+    scaled_at = fleet.scaled_at
+
+    def scaled(url: str) -> None:
+        scaled_at(url)
+        fleet._interrupted()
+        fleet._interrupted()
+
+    monkeypatch.setattr(fleet, "scaled_at", scaled)
+    assert await asyncio.wait_for(fleet.run(), 20) == 0
+    assert fleet.codes["controller"] == (-9 if hangs else 0)

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from support.fake_engine import FakeEngine
 
-from baton.commands.status import Asker, _ask_all
+from baton.commands.status import Asker, _ask_all, _print
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import Heartbeat, MemberKind, MemberState, encode
@@ -123,3 +123,14 @@ async def test_a_member_that_does_not_prove_itself_is_named_and_not_asked(fleet:
     told = await fleet.told(FLEET)
     assert told["instances"] == []
     assert "carries no proof" in told["ignored"][NAME]
+
+
+def test_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    instance = {
+        "instance": NAME, "role": "decode", "state": "failed", "detail": "OSError: [/models/x] is not [auto, half]",
+        "credits": 0, "epoch": 1, "engine": "http://[fd00::12]:8100", "load": None,
+    }  # fmt: skip
+    _print({"routers": [], "instances": [instance], "registry": {"url": "redis://[::1]:6379"}})
+    shown = capsys.readouterr().out
+    assert "[fd00::12]:8100" in shown
+    assert "OSError: [/models/x] is not [auto, half]" in shown

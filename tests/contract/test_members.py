@@ -1,0 +1,58 @@
+"""The engines of `baton up`: what is left of those that have ended."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.board import Board
+from baton.members import LOGS_KEPT, Members
+from baton.plan import PlacedEngine, from_counts
+from baton.state import log_folder
+from cluster.instance import Role
+from engine.vllm.placement import MachineShare
+
+OTHERS = ("decode-0", "decode-extra-19a1b2c3d4e-1", "prefill-19a1b2c3d4e-1", "router")
+"""Logs that are no later instance's of the pool decode."""
+
+
+def _planned(name: str) -> PlacedEngine:
+    wanted = replace(from_counts({Role.DECODE: 1}, "m", None, [])[0], name=name)
+    return PlacedEngine(wanted=wanted, port=1, agent_port=2, side_channel_port=3, placed=MachineShare())
+
+
+def _files(name: str) -> list[Path]:
+    return [log_folder() / f"{name}{ending}" for ending in (".agent.log", ".log", ".log.1")]
+
+
+def _writes(name: str, at_s: int) -> None:
+    log_folder().mkdir(parents=True, exist_ok=True)
+    for path in _files(name):
+        path.write_text("said")
+        os.utime(path, (at_s, at_s))
+
+
+@pytest.mark.parametrize("failed", ["", "ended with exit code 1"])
+def test_only_the_last_logs_of_later_engines_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    members = Members([], Board("chat", quiet=True))
+    for other in OTHERS:
+        _writes(other, 1)
+    names = [f"decode-{0x19A1B2C3D4E + at:x}-{at}" for at in range(LOGS_KEPT + 3)]
+    for at, name in enumerate(names):
+        _writes(name, 2 + at)
+    for name in names[1:3]:
+        members.add(_planned(name), "decode", later=True)
+    running, leaving = members
+    leaving.failed = failed
+    members.remove(leaving)
+    kept = {name for name in (*OTHERS, *names) if all(path.exists() for path in _files(name))}
+    gone = {name for name in (*OTHERS, *names) if not any(path.exists() for path in _files(name))}
+    assert gone == (set() if failed else {names[0], leaving.name})
+    assert kept == {*OTHERS, *names} - gone
+    assert running.name in kept
