@@ -60,5 +60,4 @@ def _make(model: Model, pool: Pool, memory_gib: Mapping[str, float | None]) -> M
 
 def _budget(engine_args: Mapping[str, Any]) -> int:
     """Tokens of one step; 0: vLLM's default."""
-    found = flags.given(engine_args, BUDGET)[1]
-    return found if isinstance(found, int) and found > 0 else 0
+    return int(flags.number_in(engine_args, BUDGET) or 0)
