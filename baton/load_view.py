@@ -156,6 +156,8 @@ def _headline(found: Goodput) -> str:
         return f"goodput not found: the server attains at {end.at_least or 0:.4g} req/s, the highest rate allowed"
     if end.limit is Limit.NEVER:
         return "goodput 0: the promise is missed at every rate"
+    if end.limit is Limit.LOST:
+        return "goodput not found: one load misses the promise at every rate, though the pilot kept it"
     if end.rate is None:
         return "goodput not found"
     known = "" if end.limit is Limit.SERVER else " as far as known"

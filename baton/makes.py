@@ -59,5 +59,4 @@ def _make(model: Model, pool: Pool, memory_gib: Mapping[str, float | None]) -> M
 
 def _budget(engine_args: Mapping[str, Any]) -> int:
     """Tokens of one step; 0: vLLM's default."""
-    found = flags.given(engine_args, flags.BUDGET)[1]
-    return found if isinstance(found, int) and found > 0 else 0
+    return int(flags.number_in(engine_args, flags.BUDGET) or 0)

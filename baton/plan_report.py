@@ -54,7 +54,7 @@ def _attainments(axes: Any, outcome: SearchResult, task: Task) -> None:
     if len(front) > 1:
         prices, shares = [price for price, _ in front], [share * 100 for _, share in front]
         axes.step(prices, shares, where="post", color="tab:green", linewidth=0.8, label="most for the price")
-    _best(axes, outcome, lambda best: min(each.share for each in best.seen.classes.values()) * 100)
+    _best(axes, outcome, lambda best: best.seen.attained * 100)
     for name, goal in task.goals.items():
         _promised(axes, name, goal.attainment * 100)
     axes.set(xlabel="price of the fleet, per hour", ylabel="attainment of the class worst off, %")

@@ -151,7 +151,7 @@ class Point:
     counts: Counts
     holds: bool
     attained: float
-    """Attainment of the worst class; for a run that ended early, the most that it could become."""
+    """`Evaluation.attained`; for a run that ended early, the most that the broken class could attain."""
     whole: bool
     """Whether the run went to its end."""
     ttft_p95_ms: float | None = None

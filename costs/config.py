@@ -51,9 +51,12 @@ def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
     """The sizes of the model that this ``config.json`` describes.
 
     Raises:
-        UsageError: a required field is missing, or a field is not a whole number of the wanted size.
+        UsageError: a required field is missing, or a field is not what it must be; names the field and its value.
     """
-    config = {**config, **config.get("text_config", {})} if "text_config" in config else config
+    if not isinstance(config, Mapping):
+        raise UsageError(f"config.json: {config!r:.60} is no object.")
+    text_config = config.get("text_config")
+    config = {**config, **text_config} if isinstance(text_config, Mapping) else config
     family = str(config.get("model_type", "llama"))
     layers = _whole(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
     hidden = _whole(config, "hidden_size", "n_embd", "d_model")
@@ -92,8 +95,8 @@ def _whole(config: Mapping[str, Any], *names: str, least: int = 1) -> int:
         raise UsageError(f"config.json: {names[0]} is missing.")
     value = config[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        wanted = "positive whole number" if least else "whole number from 0"
-        raise UsageError(f"config.json: {name} is {value!r}, which is no {wanted}.")
+        wanted = "positive whole number" if least == 1 else f"whole number from {least}"
+        raise UsageError(f"config.json: {name} is {value!r:.60}, which is no {wanted}.")
     return value
 
 
@@ -134,17 +137,26 @@ def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
         return None
     width = _maybe(config, "moe_intermediate_size") or _whole(config, "intermediate_size")
     shared = _part(config, "shared_expert_intermediate_size")
-    shared = shared or int(config.get("n_shared_experts") or 0) * width
-    sparse = layers - int(config.get("first_k_dense_replace") or 0)
-    step = int(config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1)
-    sparse = sparse // step - len(config.get("mlp_only_layers") or ())
+    shared = shared or _part(config, "n_shared_experts") * width
     return Experts(
         count=count,
         per_token=_whole(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk"),
         intermediate=width,
         shared_intermediate=shared,
-        layers=sparse,
+        layers=_layers_with_experts(config, layers),
     )
+
+
+def _layers_with_experts(config: Mapping[str, Any], layers: int) -> int:
+    """How many layers have experts: counted from a list with an entry per layer, or from steps and exceptions."""
+    listed = config.get("moe_layer_freq")
+    if isinstance(listed, list):
+        return sum(map(bool, listed[:layers]))
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise UsageError(f"config.json: mlp_only_layers is {dense!r:.60}, which is no list.")
+    step = _part(config, "decoder_sparse_step") or _part(config, "moe_layer_freq") or 1
+    return (layers - _part(config, "first_k_dense_replace")) // step - len(dense)
 
 
 def _window(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
@@ -155,7 +167,7 @@ def _window(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
         return tokens, sum(kind == "sliding_attention" for kind in kinds)
-    every = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 0)
+    every = _part(config, "sliding_window_pattern", "_sliding_window_pattern")
     if every:
         return tokens, layers - layers // every
     if config.get("model_type") in {"gemma2", "gpt_oss"}:
@@ -220,32 +232,72 @@ def _precision(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _quantised(config: Mapping[str, Any]) -> tuple[Dtype, float]:
     """The format that quantised matrices are computed in, and bytes per weight with their scales."""
-    method = str(config.get("quant_method", ""))
-    bits = int(config.get("bits") or config.get("w_bit") or 0)
+    method, kind = str(config.get("quant_method", "")), _kind(config)
     if method == "mxfp4":
         return Dtype.BF16, 0.5 + 1 / 32  # a byte of scale per 32 weights; before Blackwell computed in bf16
-    if "fp8" in method or "fp8" in str(config.get("quant_algo", "")).lower():
-        block = config.get("weight_block_size")
-        scale = 4 / (int(block[0]) * int(block[1])) if isinstance(block, list) and len(block) == 2 else 0.0
-        return Dtype.FP8, 1.0 + scale
+    if "nvfp4" in kind or method == "modelopt_fp4":
+        return Dtype.BF16 if "a16" in kind else Dtype.FP4, 0.5 + 1 / 16  # a byte of scale per 16 weights
+    if "mxfp8" in kind:
+        return Dtype.FP8, 1.0 + 1 / 32
+    if "fp8" in kind:
+        return Dtype.FP8, 1.0 + _block_scale(config)
     if method == "compressed-tensors":
         return _compressed(config)
-    if bits in {2, 3, 4, 8}:  # gptq, awq and kin: 16-bit arithmetic on unpacked weights
-        group = int(config.get("group_size") or config.get("q_group_size") or 128)
+    if _bits(config) in {2, 3, 4, 8}:  # gptq, awq and kin: 16-bit arithmetic on unpacked weights
+        bits, group = _bits(config), _group_size(config) or 128
         return Dtype.BF16, bits / 8 + (2.5 / group if group > 0 else 0.0)
     if config.get("load_in_4bit"):
         return Dtype.BF16, 0.5 + 4 / 64
     return (Dtype.INT8, 1.0) if config.get("load_in_8bit") else (Dtype.BF16, 2.0)
 
 
+def _kind(config: Mapping[str, Any]) -> str:
+    """What the file calls the format, in lower case: method and algorithm.
+
+    NVIDIA's Model Optimizer names the algorithm; as in its own file, it may stand in the field `quantization`.
+    """
+    inner = config.get("quantization")
+    algorithm = config.get("quant_algo") or (inner.get("quant_algo") if isinstance(inner, Mapping) else None)
+    return f"{config.get('quant_method', '')} {algorithm or ''}".lower()
+
+
+def _block_scale(config: Mapping[str, Any]) -> float:
+    """Bytes of scale per weight of fp8; 0 without blocks."""
+    block = config.get("weight_block_size")
+    if not isinstance(block, list) or len(block) != 2:
+        return 0.0
+    if not all(isinstance(side, int) and side > 0 for side in block):
+        raise UsageError(f"config.json: weight_block_size is {block!r:.60}, which is no pair of whole numbers above 0.")
+    return 4.0 / float(block[0] * block[1])
+
+
+def _bits(config: Mapping[str, Any]) -> int:
+    """Bits per weight; a mean of several formats is rounded down. 0: the file does not say."""
+    name = _spelt(config, ("bits", "w_bit"))
+    value = 0 if name is None else config[name]
+    if not isinstance(value, int | float):
+        raise UsageError(f"config.json: {name} is {value!r:.60}, which is no number.")
+    return int(value)
+
+
+def _group_size(config: Mapping[str, Any]) -> int:
+    """Weights with one scale; -1: a whole column; 0: the file does not say."""
+    names = ("group_size", "q_group_size")
+    return _whole(config, *names, least=-1) if _spelt(config, names) is not None else 0
+
+
 def _compressed(config: Mapping[str, Any]) -> tuple[Dtype, float]:
     """As `_quantised`, for llm-compressor's format: the first group stands for all groups."""
     groups = config.get("config_groups")
-    first: Mapping[str, Any] = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
-    weights, inputs = first.get("weights") or {}, first.get("input_activations")
-    bits = int(weights.get("num_bits") or 16)
+    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    weights = (first.get("weights") or {}) if isinstance(first, Mapping) else None
+    if not isinstance(weights, Mapping):
+        raise UsageError(f"config.json: config_groups is {groups!r:.60}, which has no group with weights.")
+    inputs = first.get("input_activations")
+    bits = _maybe(weights, "num_bits") or 16
     dtype = Dtype.BF16
     if inputs:  # weights and activations: computed in that format
         dtype = {8: Dtype.FP8 if weights.get("type") == "float" else Dtype.INT8, 4: Dtype.FP4}.get(bits, Dtype.BF16)
-    group = int(weights.get("group_size") or 0)
-    return dtype, bits / 8 + (2 / group if group > 0 else 0.0)
+    group = _group_size(weights)
+    scale = 1 if bits == 4 and weights.get("type") == "float" else 2  # bytes: NVFP4's and MXFP4's scales have 8 bits
+    return dtype, bits / 8 + (scale / group if group > 0 else 0.0)

@@ -138,6 +138,7 @@ class LoadConnections:
             parts = urlsplit(url)
             if parts.scheme not in {"http", "https"} or not parts.hostname:
                 raise UsageError(f"{url!r} is not a URL; write http://HOST:PORT")
+            _check_host(parts.hostname)
             self._kept = pool.Pool(url, LoadConnection)
         except ValueError as error:
             raise UsageError(f"{url}: {error}") from None
@@ -163,3 +164,12 @@ class LoadConnections:
     def close(self) -> None:
         """Cut every connection."""
         self._kept.close()
+
+
+def _check_host(name: str) -> None:
+    """Refuse a host name that `socket.getaddrinfo` cannot encode: it would raise UnicodeError at each connection."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        why = "each part between its dots must have 1 to 63 characters that host names may have"
+        raise UsageError(f"{name!r} is no host name: {why}; write http://HOST:PORT") from None

@@ -40,7 +40,10 @@ PILOT_PRECISION: Final = 0.25
 """`Aim.precision` of the pilot."""
 
 LOWEST: Final = 1 / 1024
-"""Lowest rate, as a part of the first one: if that does not attain, no rate does."""
+"""Lowest rate of the pilot, as a part of the first one: if that does not attain, no rate does."""
+
+LOWEST_LATER: Final = 1 / 64
+"""Lowest rate of a repeat, as a part of the pilot's result. Trials at low rates take long, so they must end."""
 
 LATE_TRIES: Final = 3
 """At one rate the sender may be late this often before it counts as the limit: other programs come and go."""
@@ -59,6 +62,8 @@ class Limit(StrEnum):
     """The server attains at the highest rate that was allowed."""
     NEVER = "never"
     """The server attains at no rate, not even when it is all but idle."""
+    LOST = "lost"
+    """The pilot attained at a rate, a later load at none: the server has changed or died, or loads differ too much."""
     BUDGET = "budget"
     """Time ran out: the result is what is known so far."""
     STOPPED = "stopped"
@@ -225,6 +230,7 @@ class Search:
         self._repeat = 0
         self._bisection = Bisection(aim.first_rate, PILOT_STEP, PILOT_PRECISION, aim.top_rate)
         self._loads: list[Bisection] = []
+        self._lowest = aim.first_rate * LOWEST
         self._late_at: dict[float, int] = {}
         self._ceiling = math.inf
         self._why_late = ""
@@ -274,12 +280,11 @@ class Search:
         now = self._bisection
         if now.done:
             return self._next_load()
-        if self._repeat == 0 and now.failed <= self.aim.first_rate * LOWEST:
-            last = self.tries[-1]
-            return self._end(Limit.NEVER, f"at {last.rate:.3g} requests per second {last.attained} of {last.counted}")
+        if not now.held and now.failed <= self._lowest:
+            return self._attains_never()
         if now.held and self._ceiling <= now.held * (1 + self.aim.precision):
             return self._end(Limit.SENDER, self._why_late)
-        if not now.held and self._ceiling <= self.aim.first_rate * LOWEST:
+        if not now.held and self._ceiling <= self._lowest:
             return self._end(Limit.SENDER, self._why_late)
         if now.at_top:
             if self._ceiling <= self.aim.top_rate:
@@ -291,6 +296,15 @@ class Search:
             rate = now.next_rate()
         return self._run(rate)
 
+    def _attains_never(self) -> tuple[Effect, ...]:
+        """The end: this load attains at no rate."""
+        last = self.tries[-1]
+        seen = f"at {last.rate:.3g} requests per second {last.attained} of {last.counted}"
+        if self._repeat == 0:
+            return self._end(Limit.NEVER, seen)
+        why = f"load {self._repeat} attains at no rate, though the pilot did: is the server up? ({seen})"
+        return self._end(Limit.LOST, why)
+
     def _next_load(self) -> tuple[Effect, ...]:
         if self._repeat:
             self._loads.append(self._bisection)
@@ -299,6 +313,7 @@ class Search:
         if self._repeat == 0:
             wanted = math.ceil(self._bisection.middle * self.aim.trial_s)
             self.requests = max(wanted, self.aim.requests_least)
+            self._lowest = self._bisection.middle * LOWEST_LATER
         self._repeat += 1
         guess = statistics.median([each.middle for each in self._loads] or [self._bisection.middle])
         self._bisection = Bisection(guess, STEP, self.aim.precision, self.aim.top_rate)

@@ -12,6 +12,7 @@ from typing import Final
 
 from cluster.errors import UsageError
 from cluster.instance import Role
+from cluster.spec import flags
 from costs.cost import Costs, costs_of
 from costs.hardware import Gpu, kv_dtype_named
 from costs.memory import MEMORY_SHARE, batched_tokens_default, seqs_default
@@ -23,14 +24,6 @@ from engine.twin.config import Policy, TwinConfig, Version
 LENGTH_MAX: Final = 131_072
 """Tokens of prompt and answer where no flag says: today's models' own limit, unless fewer fit into the memory."""
 
-_NUMBERS: Final = {
-    "max-num-batched-tokens",
-    "max-num-seqs",
-    "max-model-len",
-    "block-size",
-    "num-gpu-blocks-override",
-    "gpu-memory-utilization",
-}
 _SWITCHES: Final = {"enable-prefix-caching": True, "enable-chunked-prefill": True, "async-scheduling": True}
 KV_DTYPE: Final = "kv-cache-dtype"
 _WORDS: Final = {KV_DTYPE, "scheduling-policy"}
@@ -56,7 +49,7 @@ def read_words(words: Sequence[str]) -> EngineArgs:
     """Sort ``--flag value``, ``--flag=value``, ``--flag`` and ``--no-flag``.
 
     Raises:
-        UsageError: the value of a flag that is read is no number above 0.
+        UsageError: vLLM does not take the number of a flag that is read; names the flag, the value and what fits.
     """
     numbers: dict[str, float] = {}
     switches, chosen, unread = dict(_SWITCHES), dict[str, str](), list[str]()
@@ -64,8 +57,10 @@ def read_words(words: Sequence[str]) -> EngineArgs:
         plain = name.removeprefix("no-")
         if plain in _SWITCHES:
             switches[plain] = plain == name
-        elif name in _NUMBERS:
-            numbers[name] = _number(name, value)
+        elif name in flags.NUMBERS:
+            numbers.pop(name, None)
+            number = _number(name, value)
+            numbers |= {} if number is None else {name: number}
         elif name in _WORDS:
             chosen[name] = value or ""
         elif name not in _HARMLESS:
@@ -84,14 +79,12 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]]:
     return found
 
 
-def _number(flag: str, value: str | None) -> float:
+def _number(flag: str, value: str | None) -> float | None:
+    """The flag's number; None: vLLM chooses it."""
     try:
-        number = float(value or "")
-    except ValueError:
-        number = -1.0
-    if number <= 0:
-        raise UsageError(f"--{flag} {value or ''}: must be a number above 0")
-    return number
+        return flags.number_of(flag, value or "")
+    except ValueError as error:
+        raise UsageError(f"--{flag} {value or ''}: {error}") from None
 
 
 def engine_of(
@@ -117,7 +110,7 @@ def engine_of(
         shape,
         profiles=profiles,
         kv_dtype=kv_dtype_named(args.words.get(KV_DTYPE)),
-        memory_share=args.numbers.get("gpu-memory-utilization", MEMORY_SHARE),
+        memory_share=args.numbers.get(flags.MEMORY_SHARE, MEMORY_SHARE),
         batched_tokens=batched,
     )
     size = args.whole("block-size", 16)

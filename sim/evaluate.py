@@ -63,6 +63,8 @@ class Attained:
     requests: int
     missed: Mapping[str, int]
     """By target (or `served`: refused or failed), the number of requests that missed it."""
+    promised: float
+    """The promised share."""
     keeps: bool
 
 
@@ -88,9 +90,22 @@ class Evaluation:
         return all(each.keeps for each in self.classes.values())
 
     @property
+    def attained(self) -> float:
+        """The attainment of the class worst off: the lowest share of the classes that break their promise, or of all
+        classes if none does.
+        """
+        broken = [each.share for each in self.classes.values() if not each.keeps]
+        return min(broken or [each.share for each in self.classes.values()], default=0.0)
+
+    @property
     def binds(self) -> str:
         """The class and target nearest to breaking, or broken most: `interactive TTFT`."""
-        worst = min(self.classes, key=lambda name: self.classes[name].low, default="")
+
+        def room(name: str) -> tuple[bool, float]:
+            here = self.classes[name]
+            return here.keeps, (here.low if here.keeps else here.share) - here.promised
+
+        worst = min(self.classes, key=room, default="")
         missed = self.classes[worst].missed if worst in self.classes else {}
         target = max(missed, key=lambda name: missed[name], default="")
         return f"{worst} {target}".strip() if target and missed[target] else ""
@@ -104,7 +119,9 @@ class Tried:
     spent: int
     """The number of requests that had arrived when it ended."""
     attained_at_most: float
-    """The attainment of the worst class: the share of all its arrivals that had not missed yet."""
+    """`Evaluation.attained`; of a run that ended early, the share of the broken class's arrivals that had not missed
+    yet.
+    """
     seen: Evaluation | None = None
     """The evaluation of a run that went to its end."""
 
@@ -153,8 +170,7 @@ def tried(
         seen = _evaluation(world.run(named), goals)
     except Certain as certain:
         return Tried(holds=False, spent=world.book.rows.count, attained_at_most=certain.share)
-    share = min((each.share for each in seen.classes.values()), default=0.0)
-    return Tried(holds=seen.holds, spent=len(named), attained_at_most=share, seen=seen)
+    return Tried(holds=seen.holds, spent=len(named), attained_at_most=seen.attained, seen=seen)
 
 
 def _world(members: Sequence[SimulatedMember], goals: Mapping[str, Goal], usual: str) -> World:
@@ -264,6 +280,7 @@ def _attained(result: Result, goal: Goal, here: NDArray[np.bool_]) -> Attained:
         high=high,
         requests=len(met),
         missed=_missed(result, goal.targets, here),
+        promised=goal.attainment,
         keeps=share >= goal.attainment - 1e-12,
     )
 

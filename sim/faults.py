@@ -125,12 +125,18 @@ def as_json(faults: Sequence[Fault]) -> list[dict[str, Any]]:
 
 
 class Faults:
-    """The faults of one world. Randomness (which notice, which pull) follows from the seed and the names."""
+    """The faults of one world. Randomness (which notice, which pull) follows from the seed and the names.
+
+    Of faults of one kind that overlap on one instance, each lasts its own time, and the strongest acts.
+    """
 
     def __init__(self, world: World, faults: Sequence[Fault], seed: int) -> None:
         self._world: Final = world
         self._seed: Final = seed
-        self._until_ns: Final[dict[tuple[str, InstanceId], tuple[int, float]]] = {}
+        self._lasting: Final[dict[tuple[str, InstanceId], list[Fault]]] = {}
+        """Faults in force of the kinds that are undone at their end, by kind and instance."""
+        self._windows: Final[dict[tuple[str, InstanceId], list[tuple[int, float]]]] = {}
+        """End, in nanoseconds, and share of each fault that concerns a share of notices or pulls."""
         begin: dict[str, Callable[[Fault, SimInstance], None]] = {
             "kill": lambda _, at: world.lives.kill(at),
             "slow": self._slow,
@@ -158,32 +164,49 @@ class Faults:
         else:
             begin(fault, at)
 
-    def _later(self, fault: Fault, call: Callable[[Any], None]) -> None:
-        self._world.kernel.at(self._world.kernel.now_ns + round(fault.duration_s * NS), call)
+    def _end_ns(self, fault: Fault) -> int:
+        return self._world.kernel.now_ns + round(fault.duration_s * NS)
+
+    def _last(self, fault: Fault, at: SimInstance, act: Callable[[Sequence[Fault]], None]) -> None:
+        """Let `act` carry out the faults in force, at the beginning and at the end of this fault."""
+        lasting = self._lasting.setdefault((fault.kind, at.name), [])
+
+        def end(_: object) -> None:
+            lasting.remove(fault)
+            act(lasting)
+
+        lasting.append(fault)
+        act(lasting)
+        self._world.kernel.at(self._end_ns(fault), end)
 
     def _slow(self, fault: Fault, at: SimInstance) -> None:
-        self._world.lives.slow(at, (1, fault.factor))
-        self._later(fault, lambda _: self._world.lives.slow(at, (1, 1)))
+        self._world.counts["slowed"] += fault.factor > 1
+        self._last(fault, at, lambda lasting: self._world.lives.slow(at, (1, _strongest(lasting))))
 
     def _link(self, fault: Fault, at: SimInstance) -> None:
         pulls, whole = self._world.pulls, at.member.nic_gb_s
-        pulls.slow(at, whole / fault.factor)
-        self._later(fault, lambda _: pulls.slow(at, whole))
+        self._last(fault, at, lambda lasting: pulls.slow(at, whole / _strongest(lasting)))
 
     def _partition(self, fault: Fault, at: SimInstance) -> None:
-        if not at.cut_off:
-            self._world.lives.cut_off(at)
-            self._later(fault, lambda _: self._world.lives.heal(at))
+        lives = self._world.lives
+
+        def act(lasting: Sequence[Fault]) -> None:
+            if bool(lasting) != at.cut_off:
+                (lives.cut_off if lasting else lives.heal)(at)
+
+        self._last(fault, at, act)
 
     def _window(self, fault: Fault, at: SimInstance) -> None:
-        end_ns = self._world.kernel.now_ns + round(fault.duration_s * NS)
-        self._until_ns[fault.kind, at.name] = (end_ns, fault.share)
+        self._windows.setdefault((fault.kind, at.name), []).append((self._end_ns(fault), fault.share))
+
+    def share_of(self, kind: str, at: InstanceId) -> float:
+        """The share of this instance's notices (`notices`) or pulls (`corrupt`) that have the fault now."""
+        now_ns = self._world.kernel.now_ns
+        return max((share for end_ns, share in self._windows.get((kind, at), ()) if now_ns < end_ns), default=0.0)
 
     def _happens(self, kind: str, at: InstanceId, *names: int) -> bool:
-        end_ns, share = self._until_ns.get((kind, at), (0, 0.0))
-        if self._world.kernel.now_ns >= end_ns:
-            return False
-        return mix(self._seed, *names) % 1_000_000 < share * 1_000_000
+        share = self.share_of(kind, at)
+        return share > 0 and mix(self._seed, *names) % 1_000_000 < share * 1_000_000
 
     def _loses(self, producer: InstanceId, transfer: TransferId) -> bool:
         lost = self._happens("notices", producer, _number(transfer), 1)
@@ -204,6 +227,11 @@ class Faults:
             if mix(self._seed, passage.number, 3) % 1_000_000 < fault.share * 1_000_000:
                 self._world.counts["clients_left"] += 1
                 passage.leave()
+
+
+def _strongest(faults: Sequence[Fault]) -> int:
+    """The largest factor; 1 without a fault."""
+    return max((each.factor for each in faults), default=1)
 
 
 def _number(transfer: TransferId) -> int:

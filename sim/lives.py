@@ -183,7 +183,6 @@ class Lives:
     def slow(self, at: SimInstance, rate: tuple[int, int], cause: str = "fault") -> None:
         """The process runs at another rate from now on, as far as this cause goes: the rates of all causes multiply."""
         at.slow(self._kernel.now_ns, rate, cause)
-        self._world.counts["slowed"] += cause == "fault" and rate[0] < rate[1]
         for leg in at.young:
             if leg.first_ns > self._kernel.now_ns:
                 self._world.legs.announce(at, leg)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from cluster.spec.settings import KvTiers, Shape
 
@@ -86,6 +86,16 @@ on Kubernetes has these flags and no others."""
 LEFT_OUT = {"kv-cache-dtype": "auto", "dtype": "auto", "generation-config": "auto", "tokenizer-mode": "auto"}
 """vLLM's default values of flags: a flag with its default is the same as no flag."""
 
+MEMORY_SHARE: Final = "gpu-memory-utilization"
+LENGTH: Final = "max-model-len"
+_SUFFIXED: Final = frozenset({LENGTH, "max-num-batched-tokens"})
+NUMBERS: Final = frozenset({*_SUFFIXED, "max-num-seqs", "block-size", "num-gpu-blocks-override", MEMORY_SHARE})
+"""Flags whose value is a number that costs and simulations read: whole numbers, but for `MEMORY_SHARE`. Of those in
+`_SUFFIXED`, vLLM takes `32k` (thousands) and `32K` (1,024s), too."""
+
+WHOLE_MAX: Final = 10**12
+_WITH_SUFFIX: Final = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)([kmgt])|(\d{1,12})([KMGT])")
+
 _SECRET_WORDS = frozenset("auth credential credentials key keys passwd password secret token".split())
 
 
@@ -97,6 +107,59 @@ def normal(flag: str) -> str:
 def given(engine_args: Mapping[str, Any], flag: str) -> tuple[str, Any]:
     """A flag as `engine_args` spell it, and its value; ("", None) where they do not give it."""
     return next(((name, value) for name, value in engine_args.items() if normal(name) == flag), ("", None))
+
+
+def number_of(flag: str, text: str) -> float | None:
+    """The number that vLLM reads of one of the `NUMBERS`; None: vLLM chooses it (`max-model-len: auto`).
+
+    Raises:
+        ValueError: vLLM refuses the text; says what the number must be.
+    """
+    text = text.strip()
+    if flag == MEMORY_SHARE:
+        return _share(text)
+    if flag == LENGTH and text.lower() in {"-1", "auto"}:
+        return None
+    suffixed = _WITH_SUFFIX.fullmatch(text) if flag in _SUFFIXED else None
+    if suffixed is not None:
+        thousands, small, plain, large = suffixed.groups()
+        found = int(float(thousands) * 1000 ** ("kmgt".index(small) + 1)) if small else 0
+        found = int(plain) * 1024 ** ("KMGT".index(large) + 1) if large else found
+    else:
+        found = int(text) if len(text) < 20 and re.fullmatch(r"\+?\d+(?:_\d+)*", text) else 0
+    if not 0 < found <= WHOLE_MAX:
+        more = ", or one such as 32k or 32K" if flag in _SUFFIXED else ""
+        raise ValueError(f"must be a whole number from 1 to {WHOLE_MAX:,}{more}")
+    return found
+
+
+def _share(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 1:
+        raise ValueError("must be a number above 0 and up to 1")
+    return found
+
+
+def wrong_number(flag: str, value: Any) -> str:
+    """What the value of one of the `NUMBERS` in `engine_args` must be; empty if vLLM takes it."""
+    try:
+        number_of(flag, _text_alone(value))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def number_in(engine_args: Mapping[str, Any], flag: str) -> float | None:
+    """One of the `NUMBERS` in `engine_args`; None: it is not there or wrong, or vLLM chooses it."""
+    name, value = given(engine_args, flag)
+    return number_of(flag, _text_alone(value)) if name and not wrong_number(flag, value) else None
+
+
+def _text_alone(value: Any) -> str:
+    return _text(value[0] if isinstance(value, list) and len(value) == 1 else value)
 
 
 def shared(pools: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

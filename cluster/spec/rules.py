@@ -174,6 +174,12 @@ def _flag(pool: Pool, path: FieldPath, name: str, value: Any) -> Iterator[Findin
     elif value is None or value == []:
         fix = f"write `{name}: true` for a flag without a value, or remove it"
         yield Finding(path=path, message="has no value", fix=fix)
+    elif flag in flags.NUMBERS:
+        message = flags.wrong_number(flag, value)
+        if message:
+            percent = flag == flags.MEMORY_SHARE and type(value) in {int, float} and 1 < value <= 100
+            fix = f"write `{name}: {value / 100:g}`" if percent else "write such a number, or leave it out"
+            yield Finding(path=path, message=message, fix=fix)
     elif flag in flags.SECRET:
         variable = flags.SECRET[flag]
         fix = f"remove it; keep the secret in a file of its own, and set {variable} from it where `baton up` runs"

@@ -146,6 +146,61 @@ def test_a_scenario_holds_on_virtual_time(scenario: Scenario, seed: int) -> None
     assert np.max(waited_s) < SETTINGS["first_token_s"] + 1.0
 
 
+def seen_of_overlapping(kind: str, at_s: Sequence[float], *pairs: tuple[float, float, int, float]) -> list[Any]:
+    """What an instance suffers at these times, of faults of one kind: begin, duration, factor and share of each."""
+    world = World(fleet(), SimSettings(**SETTINGS), policy=HANDS_OVER)
+    name = fleet()[0].name
+    faults = Faults(
+        world,
+        [
+            Fault(at_s=begin, kind=kind, instance=name, duration_s=duration, factor=factor, share=share)
+            for begin, duration, factor, share in pairs
+        ],
+        seed=1,
+    )
+    found: list[Any] = []
+
+    def look(_: object) -> None:
+        at = world.by_name[name]
+        found.append(
+            {
+                "slow": at.rates.get("fault", (1, 1))[1],
+                "link": at.member.nic_gb_s / at.nic.gb_s,
+                "partition": at.cut_off,
+                "notices": faults.share_of("notices", name),
+                "corrupt": faults.share_of("corrupt", name),
+            }[kind]
+        )
+
+    for each in at_s:
+        world.kernel.at(round(each * NS), look, None)
+    world.run([Arrival(at_s=max(at_s) + 1, input_tokens=1, output_tokens=1)])
+    return found
+
+
+TIMES_S = (0.5, 1.5, 2.5, 3.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "calm", "weak", "strong"),
+    [("slow", 1, 2, 8), ("link", 1, 2, 8), ("notices", 0, 0.25, 1), ("corrupt", 0, 0.25, 1)],
+)
+def test_of_overlapping_faults_each_lasts_its_time_and_the_strongest_acts(
+    kind: str, calm: float, weak: float, strong: float
+) -> None:
+    first_weak = seen_of_overlapping(kind, TIMES_S, (0, 2, 2, 0.25), (1, 2, 8, 1))
+    assert first_weak == [weak, strong, strong, calm]
+    first_strong = seen_of_overlapping(kind, TIMES_S, (0, 2, 8, 1), (1, 2, 2, 0.25))
+    assert first_strong == [strong, strong, weak, calm]
+    inside = seen_of_overlapping(kind, TIMES_S, (0, 3, 2, 0.25), (1, 1, 8, 1))
+    assert inside == [weak, strong, weak, calm]
+
+
+def test_an_instance_is_reachable_again_when_its_last_partition_ends() -> None:
+    assert seen_of_overlapping("partition", TIMES_S, (0, 2, 4, 1), (1, 2, 4, 1)) == [True, True, True, False]
+    assert seen_of_overlapping("partition", TIMES_S, (0, 3, 4, 1), (1, 1, 4, 1)) == [True, True, True, False]
+
+
 def test_each_scenario_is_in_the_simulator_or_says_why_not() -> None:
     listed = (*SCENARIOS, *UNSEEN)
     assert all(bool(each.sim) != bool(each.not_in_sim) for each in listed)

@@ -105,6 +105,26 @@ def test_weight_bytes(name: str, gigabytes: float) -> None:
             Dtype.BF16,
             0.5 + 2 / 128,
         ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {
+                        "weights": {"num_bits": 4, "type": "float", "group_size": 16},
+                        "input_activations": {"num_bits": 4, "type": "float", "group_size": 16},
+                    }
+                },
+            },
+            Dtype.FP4,
+            0.5 + 1 / 16,
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, Dtype.FP4, 0.5 + 1 / 16),
+        ({"quant_method": "modelopt_fp4", "quant_algo": "NVFP4_AWQ", "bits": 4}, Dtype.FP4, 0.5 + 1 / 16),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, Dtype.BF16, 0.5 + 1 / 16),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, Dtype.FP8, 1.0),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, Dtype.FP8, 1 + 1 / 32),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}, Dtype.FP4, 0.5 + 1 / 16),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, Dtype.FP8, 1.0),
         ({"quant_method": "something-new"}, Dtype.BF16, 2.0),
     ],
 )
@@ -141,6 +161,17 @@ def test_sliding_windows(config: dict[str, Any], window: tuple[int, int]) -> Non
 def test_a_multimodal_file_is_read_by_its_text_model() -> None:
     inner = document("llama-3.1-8b.json")["config"]
     assert read_config({"model_type": "some_vl", "text_config": inner}).params == LLAMA.params
+    assert read_config({**inner, "text_config": None}).params == LLAMA.params
+
+
+def test_layers_with_experts_are_counted_by_a_list_too() -> None:
+    config = document("qwen3-30b-a3b.json")["config"]
+    layers = config["num_hidden_layers"]
+    config.pop("decoder_sparse_step", None)
+    every = read_config(config).experts
+    listed = read_config({**config, "moe_layer_freq": [0] + [1] * (layers - 1)}).experts
+    assert every is not None and listed is not None
+    assert (every.layers, listed.layers) == (layers, layers - 1)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +183,32 @@ def test_a_multimodal_file_is_read_by_its_text_model() -> None:
         ({"num_attention_heads": True}, "num_attention_heads is True"),
         ({"hidden_size": None, "n_embd": -1}, "n_embd is -1, which is no positive whole number"),
         ({"num_local_experts": -1}, "num_local_experts is -1, which is no whole number from 0"),
+        ({"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": [1]}, r"n_shared_experts is \[1\]"),
+        (
+            {"n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": "3"},
+            "first_k_dense_replace is '3'",
+        ),
+        ({"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_layer_freq": {}}, "moe_layer_freq is {}"),
+        (
+            {"n_routed_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": 3},
+            "mlp_only_layers is 3, which is no list",
+        ),
+        ({"sliding_window": 9, "sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": [4]}}, r"bits is \[4\]"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": "all"}}, "group_size is 'all'"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, None]}}, "weight_block_size"),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"a": 3}}}, "config_groups"),
     ],
 )
 def test_what_cannot_be_read_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read_config({**document("llama-3.1-8b.json")["config"], **change})
+
+
+@pytest.mark.parametrize("config", [[], "text", None, 3])
+def test_a_file_that_is_no_object_is_named(config: Any) -> None:
+    with pytest.raises(UsageError, match="is no object"):
+        read_config(config)
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,28 @@ def test_the_highest_rate_allowed_and_no_rate_at_all() -> None:
     assert (found.limit, found.rate, found.at_least) == (Limit.NEVER, 0.0, None)
 
 
+@pytest.mark.parametrize("ends_at", [1, 3])
+def test_a_load_that_attains_at_no_rate_after_the_pilot_did_ends_the_search(ends_at: int) -> None:
+    """For example, the server has died. Each halved rate would take twice as long, without end."""
+
+    def answer(trial: RunTrial) -> Try:
+        return made(trial, trial.repeat < ends_at and trial.rate <= 4)
+
+    found = searched(Search(Aim(attainment=SHARE)), answer, trials_max=40)
+    assert (found.limit, found.rate, found.low) == (Limit.LOST, None, None)
+    assert len(found.loads) == ends_at - 1
+    assert found.because.startswith(f"load {ends_at} attains at no rate, though the pilot did: is the server up?")
+
+
+def test_a_sender_that_is_late_at_every_rate_after_the_pilot_ends_the_search() -> None:
+    def answer(trial: RunTrial) -> Try:
+        return made(trial, trial.rate <= 4, late="another program" if trial.repeat else "")
+
+    aim = Aim(attainment=SHARE, first_rate=1e-6)
+    found = searched(Search(aim), answer, trials_max=80)
+    assert (found.limit, found.rate, found.because) == (Limit.SENDER, None, "another program")
+
+
 def test_time_that_runs_out_leaves_what_is_known() -> None:
     search = Search(Aim(attainment=SHARE, seconds_max=30))
     search.start(5.0)

@@ -32,6 +32,11 @@ def test_instances_are_known_by_their_pools() -> None:
     assert decode.capacity_tokens > prefill.capacity_tokens > 0
 
 
+def test_a_step_budget_is_read_as_vllm_reads_it() -> None:
+    prefill = make(FILE.replace("4096", "4K"), "prefill-0", Role.PREFILL)
+    assert prefill is not None and prefill.budget_tokens == 4096
+
+
 @pytest.mark.parametrize("name", ["prefill-7", "anything", "decode"])
 def test_instances_started_later_or_under_other_names_are_known_by_their_role(name: str) -> None:
     assert make(FILE, name, Role.PREFILL) == make(FILE, "prefill-0", Role.PREFILL)

@@ -43,6 +43,20 @@ def test_flags_in_every_form() -> None:
     assert not found.prefix_caching and not found.version.async_scheduling
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("2048", 2048), ("2_048", 2048), ("2k", 2000), ("2K", 2048), ("1.5k", 1500), ("1m", 1_000_000), ("1M", 2**20)],
+)
+def test_numbers_of_tokens_may_have_a_suffix(text: str, tokens: int) -> None:
+    found = config(f"--max-num-batched-tokens={text}", f"--max-model-len={text}", "--num-gpu-blocks-override=100000")
+    assert (found.max_num_batched_tokens, found.max_model_len) == (tokens, tokens)
+
+
+@pytest.mark.parametrize("text", ["-1", "auto", "AUTO"])
+def test_a_length_that_vllm_chooses_is_the_default(text: str) -> None:
+    assert config("--max-model-len=4096", f"--max-model-len={text}") == config()
+
+
 def test_memory_flags_change_the_capacity() -> None:
     whole, half = config(), config("--gpu-memory-utilization", "0.5")
     assert half.num_blocks < whole.num_blocks * 0.6
@@ -61,8 +75,16 @@ def test_flags_that_change_nothing_in_the_simulation_are_named() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--max-num-seqs", "many"), "--max-num-seqs many: must be a number above 0"),
-        (("--block-size", "0"), "--block-size 0: must be a number above 0"),
+        (("--max-num-seqs", "many"), "--max-num-seqs many: must be a whole number from 1"),
+        (("--max-num-seqs",), "--max-num-seqs : must be a whole number from 1"),
+        (("--block-size", "0"), "--block-size 0: must be a whole number from 1"),
+        (("--block-size", "0.5"), "--block-size 0.5: must be a whole number from 1"),
+        (("--block-size", "16.0"), "--block-size 16.0: must be a whole number from 1"),
+        (("--max-num-seqs", "1" * 5000), "must be a whole number from 1 to 1,000,000,000,000"),
+        (("--max-num-batched-tokens", "25.6K"), "must be a whole number from 1 to 1,000,000,000,000, or one such as"),
+        (("--gpu-memory-utilization", "92"), "--gpu-memory-utilization 92: must be a number above 0 and up to 1"),
+        (("--gpu-memory-utilization", "0"), "must be a number above 0 and up to 1"),
+        (("--gpu-memory-utilization", "nan"), "must be a number above 0 and up to 1"),
         (("--max-model-len", "100000000"), "max_model_len does not fit"),
     ],
 )
