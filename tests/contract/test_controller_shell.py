@@ -239,6 +239,17 @@ async def test_a_routers_goodbye_is_told_once_with_its_last_counts() -> None:
     assert machine.looks[-1].routers == ()
 
 
+async def test_when_a_router_began_is_known_from_its_heartbeats() -> None:
+    """A router announces itself every second, from its start on."""
+    rig = Rig()
+    machine = Scripted(lambda _: {})
+    scaler = rig.scaler(machine)
+    await rig.registry.beat(router(600, (FlowCounts(model="m", arrivals=7),)))
+    await scaler.look()
+    (seen,) = machine.looks[-1].routers
+    assert (seen.at_s, seen.began_s) == (rig.clock.now, rig.clock.now - 600.0)
+
+
 async def test_instances_are_joined_with_their_agents_heartbeats() -> None:
     rig = Rig()
     machine = Scripted(lambda _: {})
