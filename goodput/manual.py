@@ -56,7 +56,7 @@ class Manual:
         if known is None:
             return
         for name, each in seen.items():
-            if name not in known and name not in standing.instances:
+            if name not in known and not standing.started(name):
                 self._notice(each.role, seen, now, f"an operator (who started {name})")
         for name, was in known.items():
             now_seen = seen.get(name)

@@ -235,6 +235,25 @@ def test_what_an_operator_drains_is_not_started_again() -> None:
     assert "who drained decode-first-5" in at.decisions[-1].needs[D].because
 
 
+def test_an_instance_whose_start_was_answered_too_late_is_no_operators() -> None:
+    """Such a start counts as refused, and the instance may exist all the same: it does not fix the role's size."""
+    at = drive()
+    at.run(lambda _: 1.0, 300, rng())
+    give, before = at.fleet.give, len(at.fleet.instances)
+
+    def late(action: do.Action, now: float) -> str:
+        return give(action, now) or ("no answer within 2.5 s" if isinstance(action, do.Start) else "")
+
+    at.fleet.give = late  # type: ignore[method-assign]
+    at.run(lambda _: 3.0, 60, rng(2))
+    assert len(at.fleet.instances) > before
+    assert any("no answer" in each.because for each in at.decisions)
+    assert at.controller.manual.orders(at.now) == {}
+    at.fleet.give = give  # type: ignore[method-assign]
+    at.run(lambda _: 1.0, 900, rng(3))
+    assert any(isinstance(action, do.Drain) for _, action in at.fleet.actions)
+
+
 def test_paused_dry_or_without_the_lock_it_only_says_what_it_would_do() -> None:
     for rules, paused, leads, word in (
         (ControlRules(), True, True, "paused by eve"),
