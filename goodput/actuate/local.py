@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from cluster.errors import BatonError
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from engine.vllm.placement import MachineShare
@@ -47,7 +48,11 @@ class Children(Protocol):
         """All processes that have not ended, and those that failed."""
 
     def begin(self, name: InstanceId, pool: str, share: MachineShare) -> None:
-        """Start an engine on this part of the machine."""
+        """Start an engine on this part of the machine.
+
+        Raises:
+            BatonError, OSError, ValueError: it is not started.
+        """
 
     def drain(self, name: InstanceId, deadline_s: float) -> None:
         """Let it drain, then end; no effect if it does so already."""
@@ -151,12 +156,22 @@ class LocalActuator:
             waiting = self._waiting.get(name)
             if waiting is None:
                 continue  # cancelled meanwhile
-            share = self._part(self._kinds[waiting.pool], used)
-            if isinstance(share, str):
-                self._waiting[name] = replace(waiting, because=share)
+            because = self._begin(name, waiting.pool, used)
+            if because:
+                self._waiting[name] = replace(waiting, because=because)
             else:
                 del self._waiting[name]
-                self._children.begin(name, waiting.pool, share)
+
+    def _begin(self, name: InstanceId, pool: str, used: Mapping[str, int] | None) -> str:
+        """Start an instance; empty, or why it cannot start yet."""
+        share = self._part(self._kinds[pool], used)
+        if isinstance(share, str):
+            return share
+        try:
+            self._children.begin(name, pool, share)
+        except (BatonError, OSError, ValueError) as error:  # no port is free, or its key file cannot be written
+            return str(error)
+        return ""
 
     def _part(self, kind: LocalPool, used: Mapping[str, int] | None) -> MachineShare | str:
         """A free part of the machine, or why there is none."""

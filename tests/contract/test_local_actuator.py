@@ -175,6 +175,25 @@ async def test_an_instance_that_waits_for_a_gpu_can_be_stopped_or_drained() -> N
     assert await rig.seen() == {}
 
 
+async def test_an_engine_that_cannot_be_started_waits_and_says_why() -> None:
+    """Its ticket keys are written to a file, and the disk may be full."""
+    rig = Rig()
+    begin = rig.processes.begin
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    rig.processes.begin = full  # type: ignore[method-assign]
+    for number in range(2):
+        assert await rig.start(f"decode-{number}") == ""
+    waiting = (await rig.seen())["decode-0"]
+    assert (waiting.life, waiting.because) == (InstanceLife.PENDING, "[Errno 28] No space left on device")
+    rig.processes.begin = begin  # type: ignore[method-assign]
+    assert {each.life for each in (await rig.seen()).values()} == {InstanceLife.RUNNING}
+    gpus = [gpu for child in rig.processes.listed() for gpu in child.share.gpus]
+    assert len(gpus) == len(set(gpus)) == 2
+
+
 async def test_an_engine_of_two_gpus_waits_for_two() -> None:
     rig = Rig(gpus_each=2)
     await rig.start("decode-0")
