@@ -183,7 +183,7 @@ async def test_an_engine_that_cannot_be_started_waits_and_says_why() -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    rig.processes.begin = full  # type: ignore[method-assign]
+    rig.processes.begin = full  # type: ignore[method-assign, assignment]
     for number in range(2):
         assert await rig.start(f"decode-{number}") == ""
     waiting = (await rig.seen())["decode-0"]

@@ -130,7 +130,7 @@ async def test_a_full_disk_ends_no_controller_and_is_told() -> None:
     async def full(*_: object) -> _Running:
         raise OSError(28, "No space left on device")
 
-    controllers._begun = full  # type: ignore[method-assign]
+    controllers._begun = full  # type: ignore[method-assign, assignment]
     await controllers._keep(("ns", "chat"), seen(settled(of), of), of.resource.spec)
     assert controllers._board.of("ns", "chat").advice == "[Errno 28] No space left on device"
 
