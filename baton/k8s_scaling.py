@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -106,7 +105,7 @@ class Controllers:
                 return
             try:
                 self._running[key] = await self._begun(key, seen, plan, mark)
-            except BatonError as error:
+            except (BatonError, OSError) as error:  # a full disk keeps no password, for example
                 logger.warning("%s/%s is not sized: %s", *key, error)
                 self._board.of(*key).advice = str(error)[:300]
             return
@@ -164,18 +163,22 @@ class Controllers:
 
     async def _end(self, key: Place) -> str:
         """End a controller. Returns the error with which it had ended by itself; empty: it had not. Such an error (the
-        Secret may not have the registry's password yet) must not end the controllers of other clusters.
+        Secret may not have the registry's password yet) must not end the controllers of other clusters, nor must one of
+        its goodbye.
         """
-        known = self._running.pop(key)
+        known = self._running[key]
+        by_itself = known.task.done()
         self._board.of(*key).scales = False
-        known.task.cancel()
-        try:
-            with suppress(asyncio.CancelledError):
-                await known.task
-        except BatonError as error:
-            logger.warning("the controller of %s ended: %s", "/".join(key), error)
-            return str(error)
-        return ""
+        if not known.task.cancelling():
+            known.task.cancel()
+        await asyncio.wait({known.task})  # if it is cancelled here, `run` ends this controller
+        del self._running[key]
+        error = None if known.task.cancelled() else known.task.exception()
+        if error is None:
+            return ""
+        unexpected = None if isinstance(error, BatonError) else error
+        logger.warning("the controller of %s ended: %s", "/".join(key), error, exc_info=unexpected)
+        return str(error) or type(error).__name__ if by_itself else ""
 
 
 def _mark(seen: ClusterSeen) -> str:

@@ -6,6 +6,7 @@ import argparse
 import gzip
 import io
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -295,9 +296,11 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         with _opened(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape") as text:
             yield from text
-    except (OSError, EOFError) as error:
-        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise UsageError(f"{path}: {why}") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        fix = "copy or fetch it again; a file that is not packed has no .gz in its name"
+        raise UsageError(f"{path}: the file is not whole gzip data ({error}): {fix}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from None
 
 
 def _opened(path: Path) -> IO[bytes]:

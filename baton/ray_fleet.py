@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from baton.plan import PlacedEngine, WantedEngine
+from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from cluster.spec import Spec
@@ -36,7 +37,8 @@ def launches(
     password_file: Path | None,
     keys: Callable[[], tuple[SigningKey, ...]] | None,
 ) -> Callable[[str, str], Launch]:
-    """A function that gives the process of an instance's actor, by the instance's name and pool.
+    """A function that gives the process of an instance's actor, by the instance's name and pool. It raises UsageError
+    if the password's file cannot be read.
 
     Args:
         templates: by pool, the settings of an engine.
@@ -70,7 +72,7 @@ def _secrets(
     files: dict[str, str] = {}
     flags: dict[str, str] = {}
     if password_file is not None:
-        files["registry"] = password_file.read_text()
+        files["registry"] = _password(password_file)
         flags["--registry-password-file"] = "registry"
     if keys is not None:
         fleet = keys()
@@ -78,6 +80,16 @@ def _secrets(
         files["tickets.identity"] = identity_text(fleet, InstanceId(name))
         flags["--ticket-keys-file"] = "tickets"
     return files, flags
+
+
+def _password(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, ValueError) as error:
+        said = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+        raise UsageError(
+            f"--registry-password-file {file}: {said}; once it can be read, instances start again"
+        ) from None
 
 
 def ray_actuator(

@@ -107,7 +107,7 @@ class Controller:
             self.needs.add(between, now)
         if seen.instances is None:
             return self._hold(now, "the actuator could not say what instances there are", unknown="instances")
-        self.manual.saw(seen.instances, self.standing, now)
+        self.manual.saw(seen.instances, self.standing, now, leads=seen.leads)
         self.standing.see(seen.instances, now)
         self.startups.saw(seen.instances)
         if self.needs.prompts_wait(self._ready()) and not silent:

@@ -106,8 +106,9 @@ class Counters:
         if self._complete_s is None:
             return  # the first look at a fleet that has served before: counts begin here
         before = None if known is None or known.counts.life != heard.life else known.counts
-        if before is not None and self._complete_s - before.at_s > STALE_S:
-            return  # it was missing: nothing says when its requests came, so counts begin here
+        served_s = heard.began_s if before is None else before.at_s
+        if served_s is not None and self._complete_s - served_s > STALE_S:
+            return  # it served without being heard: nothing says when its requests came, so counts begin here
         for name, counts in heard.classes.items():
             was = NO_COUNTS if before is None else before.classes.get(name, NO_COUNTS)
             new = counts.since(was)

@@ -1,8 +1,8 @@
 """Sizes that operators have changed by hand, and for how long the controller keeps them. Pure.
 
 An order (`Resize`) holds until it is taken back. An operator may also start or drain an instance without the
-controller: the role then keeps its new size for `manual_s`. A restarted controller does not know such changes; it
-begins with the fleet that exists.
+controller: the role then keeps its new size for `manual_s`. A restarted controller does not know such changes, and one
+that begins to lead does not: it begins with the fleet that exists.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Manual:
         self._noticed: Final[dict[Role, tuple[float, int, str]]] = {}
         """Until when a role keeps which size, and why."""
         self._known: dict[InstanceId, InstanceSeen] | None = None
+        """The instances of the last look at which this controller led."""
 
     def resize(self, role: Role, count: int | None, operator: str) -> None:
         """Note an order; None takes it back. Both forget the change by hand that was noticed in this role."""
@@ -49,14 +50,16 @@ class Manual:
         """By role, the size that an operator wants, and that operator."""
         return {role: self.limits(role, now)[1:] for role in Role if self.limits(role, now)[2]}
 
-    def saw(self, instances: Iterable[InstanceSeen], standing: StandingInstances, now: float) -> None:
-        """Compare with the last look. Call it before `standing` sees the instances."""
+    def saw(self, instances: Iterable[InstanceSeen], standing: StandingInstances, now: float, *, leads: bool) -> None:
+        """Compare with the last look. Call it before `standing` sees the instances. While this controller does not
+        lead, it cannot tell an operator's changes from the leader's.
+        """
         seen = {each.id: each for each in instances}
-        known, self._known = self._known, seen
-        if known is None:
+        known, self._known = self._known, seen if leads else None
+        if known is None or not leads:
             return
         for name, each in seen.items():
-            if name not in known and name not in standing.instances:
+            if name not in known and not standing.started(name):
                 self._notice(each.role, seen, now, f"an operator (who started {name})")
         for name, was in known.items():
             now_seen = seen.get(name)

@@ -98,6 +98,8 @@ class RouterCounts:
     """Whether it has just said goodbye; these are its last counts."""
     address: str = ""
     """Where it listens: no two routers listen there at once. Empty: unknown."""
+    began_s: float | None = None
+    """This life began then or earlier, in seconds of the controller's clock; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

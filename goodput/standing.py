@@ -17,6 +17,9 @@ from goodput.budget import Footprint, Usage
 from goodput.observation import InstanceSeen, Phase
 from goodput.pools import ScalingPool
 
+GAVE_S: Final = 3600.0
+"""An instance that this controller has asked for is remembered for at least so many seconds as its own."""
+
 _COMES: Final = frozenset({Phase.PENDING, Phase.STARTING})
 
 
@@ -27,6 +30,8 @@ class StandingInstances:
         self._pools: Final = pools
         self._unseen_s: Final = unseen_s
         self._asked: Final[dict[InstanceId, tuple[float, do.Action]]] = {}
+        self._gave: dict[InstanceId, float] = {}
+        """When each instance was asked for, refused and lost ones included."""
         self.instances: dict[InstanceId, InstanceSeen] = {}
 
     def see(self, instances: Iterable[InstanceSeen], now: float) -> None:
@@ -42,6 +47,9 @@ class StandingInstances:
     def asked(self, action: do.Action, now: float) -> None:
         """Note an action that is given to the actuator."""
         self._asked[action.instance] = (now, action)
+        if isinstance(action, do.Start):
+            recent = {name: at_s for name, at_s in self._gave.items() if now - at_s < GAVE_S}
+            self._gave = recent | {action.instance: now}
         self.instances[action.instance] = _as_asked(action, self.instances.get(action.instance), now, self._pools)
 
     def refused(self, action: do.Action) -> None:
@@ -53,6 +61,12 @@ class StandingInstances:
     def mine(self, instance: InstanceId) -> bool:
         """Whether an action of this controller on this instance is under way."""
         return instance in self._asked
+
+    def started(self, instance: InstanceId) -> bool:
+        """Whether this controller has asked for this instance. It may exist although its start was refused: an answer
+        that comes too late counts as a refusal.
+        """
+        return instance in self._gave
 
     # --- asked --------------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from cluster.errors import BatonError
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from engine.vllm.placement import MachineShare
@@ -19,6 +20,12 @@ from goodput.actions import Drain, Flip, Start, Stop
 from goodput.actuate.agents import Agents
 from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.actuate.places import Places
+
+READING_S: Final = 1.5
+"""Longest wait for a reading of the GPUs' memory in use, in seconds: less than an action may take. Without persistence
+mode nvidia-smi takes several seconds."""
+OLD_S: Final = 15.0
+"""A reading of memory that began so many seconds ago, and that no call has used yet, is not used any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +48,11 @@ class Children(Protocol):
         """All processes that have not ended, and those that failed."""
 
     def begin(self, name: InstanceId, pool: str, share: MachineShare) -> None:
-        """Start an engine on this part of the machine."""
+        """Start an engine on this part of the machine.
+
+        Raises:
+            BatonError, OSError, ValueError: it is not started.
+        """
 
     def drain(self, name: InstanceId, deadline_s: float) -> None:
         """Let it drain, then end; no effect if it does so already."""
@@ -90,11 +101,14 @@ class LocalActuator:
         self._used_mib: Final = used_mib
         self._clock: Final = clock
         self._waiting: Final[dict[InstanceId, _Waiting]] = {}
+        self._reading: asyncio.Future[Mapping[str, int]] | None = None
+        """The reading of memory in use that runs, or whose result is not used yet."""
+        self._read_s = 0.0
+        """When that reading began."""
 
     async def observe(self) -> ExistingFleet:
         """Also starts instances that waited for room, oldest first, as far as there is room now."""
-        for name, waiting in [*self._waiting.items()]:
-            await self._place(name, waiting)
+        await self._place(*self._waiting)
         children = tuple(self._running(each) for each in self._children.listed() if each.pool in self._kinds)
         pending = tuple(
             self._existing(name, each.pool, InstanceLife.PENDING, each.asked_s, each.because)
@@ -113,9 +127,8 @@ class LocalActuator:
             return ""
         if found is not None:
             self._children.end(action.instance)
-        waiting = _Waiting(action.pool, self._clock(), "")
-        self._waiting[action.instance] = waiting
-        await self._place(action.instance, waiting)
+        self._waiting[action.instance] = _Waiting(action.pool, self._clock(), "")
+        await self._place(action.instance)
         return ""
 
     async def flip(self, action: Flip) -> str:
@@ -135,20 +148,53 @@ class LocalActuator:
             self._children.end(action.instance)
         return ""
 
-    async def _place(self, name: InstanceId, waiting: _Waiting) -> None:
-        kind = self._kinds[waiting.pool]
-        share: MachineShare | str = MachineShare()
-        if kind.takes:
-            used = await asyncio.to_thread(self._used_mib)
-            if name not in self._waiting:
-                return  # cancelled meanwhile
-            self._recount()
-            share = self._places.part(kind.gpus, used)
+    async def _place(self, *names: InstanceId) -> None:
+        """Start those of these waiting instances that find room, in this order."""
+        takes = any(self._kinds[self._waiting[name].pool].takes for name in names)
+        used = await self._used() if takes else {}
+        for name in names:
+            waiting = self._waiting.get(name)
+            if waiting is None:
+                continue  # cancelled meanwhile
+            because = self._begin(name, waiting.pool, used)
+            if because:
+                self._waiting[name] = replace(waiting, because=because)
+            else:
+                del self._waiting[name]
+
+    def _begin(self, name: InstanceId, pool: str, used: Mapping[str, int] | None) -> str:
+        """Start an instance; empty, or why it cannot start yet."""
+        share = self._part(self._kinds[pool], used)
         if isinstance(share, str):
-            self._waiting[name] = _Waiting(waiting.pool, waiting.asked_s, share)
-            return
-        del self._waiting[name]
-        self._children.begin(name, waiting.pool, share)
+            return share
+        try:
+            self._children.begin(name, pool, share)
+        except (BatonError, OSError, ValueError) as error:  # no port is free, or its key file cannot be written
+            return str(error)
+        return ""
+
+    def _part(self, kind: LocalPool, used: Mapping[str, int] | None) -> MachineShare | str:
+        """A free part of the machine, or why there is none."""
+        if not kind.takes:
+            return MachineShare()
+        if used is None:
+            return "the GPUs' memory in use is being read (nvidia-smi is slow)"
+        self._recount()
+        return self._places.part(kind.gpus, used)
+
+    async def _used(self) -> Mapping[str, int] | None:
+        """Memory in use on each GPU, by its id; None: the driver is slow, and a later call gets this reading."""
+        now = self._clock()
+        if self._reading is None or (self._reading.done() and now - self._read_s > OLD_S):
+            self._reading = asyncio.get_running_loop().run_in_executor(None, self._used_mib)
+            self._read_s = now
+        reading = self._reading
+        await asyncio.wait({reading}, timeout=READING_S)
+        if not reading.done():
+            return None
+        if self._reading is reading:
+            self._reading = None
+        return reading.result()
 
     def _recount(self) -> None:
         """GPUs and cores count as taken while the process that has them exists."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from cluster.errors import BatonError
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from goodput.actions import Drain, Flip, Start, Stop
@@ -154,7 +155,10 @@ class RayActuator:
         pool = self._pools.get(action.pool)
         if pool is None:
             return f"there is no pool {action.pool!r}; there is {', '.join(self._pools) or 'none'}"
-        launch = self._launch(str(action.instance), action.pool)
+        try:
+            launch = self._launch(str(action.instance), action.pool)
+        except (BatonError, OSError, ValueError) as error:  # a file of secrets is missing
+            return f"{action.instance} cannot be started: {error}"
         return await self.connection.call(lambda: self._begin(action, pool, launch))
 
     def _begin(self, action: Start, pool: RayPool, launch: Launch) -> str:

@@ -116,7 +116,7 @@ class Scaler:
             journal: the kept log; None: no log.
             say: prints one line for people.
             clock: seconds that never go back, also from one controller to the next; None: made from this machine's.
-            at_start: by pool, how many instances exist before anything is decided: missing ones are started; None:
+            at_start: by pool, how many instances are started before anything is decided, if the pool has none; None:
                 the program that starts the fleet starts them.
         """
         self.registry: Final = registry
@@ -142,6 +142,8 @@ class Scaler:
         """Routers that have said goodbye since the look before, with their last counts."""
         self._readiness: Final = {each.model: Readiness() for each in fleets}
         self._at_start = dict(at_start or {})
+        self._lacking: list[str] | None = None
+        """Pools to bring up; None: not known yet."""
         self._nudge: Final = asyncio.Event()
         self._turn: Final = asyncio.Lock()
         self._tracing: Final = tracing("baton-controller")
@@ -205,27 +207,38 @@ class Scaler:
         """Look once, and carry out the decisions that follow."""
         heard = await self._hear()
         existing = await self._observe()
-        if self._at_start and not self.lease.holder:
-            if existing is not None and self.lease.held:
-                await self._bring_up(existing)
-            return
+        if self._at_start:
+            if self.lease.holder:
+                self._lacking = None  # that controller changes the fleet meanwhile
+            elif existing is None or not self.lease.held or await self._bring_up(existing):
+                return
         for fleet in self.fleets:
             await self._tell(fleet, Observed(self._observation(fleet, existing, heard=heard)))
 
-    async def _bring_up(self, existing: Existing) -> None:
-        """Start the instances that a fleet begins with. Those that another controller started count."""
+    async def _bring_up(self, existing: Existing) -> bool:
+        """Start the instances that a fleet begins with, in pools without any when this controller begins to lead. The
+        other pools have been sized before, and are not brought back to that size.
+
+        Returns:
+            Whether a pool had none; if not, the machine decides at this very look.
+        """
         there: dict[str, set[str]] = {}
         for each in existing.instances:
             there.setdefault(each.pool, set()).add(str(each.instance))
-        for pool, count in self._at_start.items():
-            names = there.get(pool, set())
+        if self._lacking is None:
+            self._lacking = [pool for pool in self._at_start if pool not in there]
+        if self._lacking and self.paused:
+            return True
+        for pool in self._lacking:
+            names, count = there.get(pool, set()), self._at_start[pool]
             free = (name for number in range(count) if (name := f"{pool}-{number}") not in names)
             for name in islice(free, max(0, count - len(names))):
                 because = await self._act(Start(instance=InstanceId(name), pool=pool, because="the fleet begins"))
                 if because:
                     self._say(f"{name} cannot be started: {because}")
-                    return  # the next look tries again
+                    return True  # the next look tries again
         self._at_start.clear()
+        return bool(self._lacking)
 
     async def _hear(self) -> bool:
         """Read the registry. Returns whether it could be read."""

@@ -8,7 +8,7 @@ from typing import Final
 from cluster.flow import OTHERS, FlowCounts
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from cluster.registry.membership import Heartbeat, Member, MemberState
+from cluster.registry.membership import BEAT_EVERY_S, Heartbeat, Member, MemberState
 from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.observation import ClassCounts, InstanceSeen, Phase, RouterCounts
 from goodput.sketch import Sketch
@@ -142,6 +142,7 @@ def counts_of(routers: Iterable[Member], model: str, queued: int) -> list[Router
     for member in routers:
         beat = member.beat
         counted, heard_at = beat.counted or (), member.heard_at
+        began_s = heard_at - beat.seq * BEAT_EVERY_S  # its heartbeats are never closer together
         if beat.counted is None:
             heard_at -= UNHEARD_S
         left = beat.state is MemberState.GONE
@@ -156,6 +157,7 @@ def counts_of(routers: Iterable[Member], model: str, queued: int) -> list[Router
                 oldest_wait_s=max((each.oldest_s for each in lines), default=0.0),
                 left=left,
                 address=beat.agent_url or beat.url,
+                began_s=began_s,
             )
         )
     return found

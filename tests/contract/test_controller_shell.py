@@ -197,6 +197,84 @@ async def test_a_fleet_is_brought_up_once_and_by_the_leader_alone() -> None:
     assert len(rig.actuator.started) == 3, "after the start sizes are the machine's"
 
 
+AT_START = {"prefill": 1, "decode": 4}
+
+
+async def test_a_new_controller_begins_with_the_fleet_that_exists() -> None:
+    """The fleet began with four decode instances and was scaled down to one. A restart starts none of them again."""
+    rig = Rig()
+    for name in ("prefill-0", "decode-2"):
+        await rig.actuator.start(Start(instance=InstanceId(name), pool=name.partition("-")[0]))
+    machine = Scripted(lambda _: {})
+    scaler = rig.scaler(machine, at_start=AT_START)
+    await scaler.lease.turn()
+    await scaler.look()
+    assert rig.actuator.started == ["prefill-0", "decode-2"]
+    assert machine.looks[-1].instances is not None, "the machine decides at once"
+    await rig.actuator.drain(Drain(instance=InstanceId("decode-2")))
+    await scaler.look()
+    assert len(rig.actuator.started) == 2, "after the start sizes are the machine's"
+
+
+async def test_a_fleet_that_one_controller_began_is_sized_by_its_successor() -> None:
+    """The first controller leads no more after two of four starts. Pools without an instance are brought up all the
+    same; the sizes of the others are the machine's, also once the first controller leads again.
+    """
+    rig = Rig()
+    first, second = (rig.scaler(Scripted(lambda _: {}), at_start={"decode": 4, "prefill": 1}) for _ in range(2))
+    await first.lease.turn()
+    start = rig.actuator.start
+
+    async def slow(action: Start) -> str:
+        rig.clock.now += rig.registry.ttl_s / 2
+        return await start(action)
+
+    rig.actuator.start = slow  # type: ignore[method-assign]
+    await first.look()
+    rig.actuator.start = start  # type: ignore[method-assign]
+    begun = len(rig.actuator.started)
+    assert 0 < begun < 4
+    rig.clock.now += rig.registry.ttl_s
+    await second.lease.turn()
+    await first.lease.turn()
+    for scaler in (first, second, second):
+        await scaler.look()
+    assert rig.actuator.started[begun:] == ["prefill-0"]
+    await second.lease.leave()
+    await first.lease.turn()
+    assert first.lease.held
+    await first.look()
+    assert rig.actuator.started[begun:] == ["prefill-0"]
+
+
+async def test_a_bring_up_that_is_refused_goes_on_at_the_next_look() -> None:
+    rig = Rig()
+    scaler = rig.scaler(Scripted(lambda _: {}), at_start=AT_START)
+    await scaler.lease.turn()
+    start, answers = rig.actuator.start, iter(["", "", "no answer"])
+
+    async def refuses(action: Start) -> str:
+        return next(answers, "") or await start(action)
+
+    rig.actuator.start = refuses  # type: ignore[method-assign]
+    await scaler.look()
+    assert len(rig.actuator.started) == 2
+    await scaler.look()
+    assert sorted(rig.actuator.started) == ["decode-0", "decode-1", "decode-2", "decode-3", "prefill-0"]
+
+
+async def test_a_paused_controller_brings_nothing_up_until_it_is_resumed() -> None:
+    rig = Rig()
+    scaler = rig.scaler(Scripted(lambda _: {}), at_start={"decode": 2})
+    await scaler.lease.turn()
+    await scaler.pause(paused=True, who="me")
+    await scaler.look()
+    assert not rig.actuator.started
+    await scaler.pause(paused=False, who="me")
+    await scaler.look()
+    assert rig.actuator.started == ["decode-0", "decode-1"]
+
+
 # --- what is seen -----------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +315,17 @@ async def test_a_routers_goodbye_is_told_once_with_its_last_counts() -> None:
     assert (last.left, last.classes[""].arrivals, last.waiting, last.address) == (True, 9, 0, "http://h:1")
     await scaler.look()
     assert machine.looks[-1].routers == ()
+
+
+async def test_when_a_router_began_is_known_from_its_heartbeats() -> None:
+    """A router announces itself every second, from its start on."""
+    rig = Rig()
+    machine = Scripted(lambda _: {})
+    scaler = rig.scaler(machine)
+    await rig.registry.beat(router(600, (FlowCounts(model="m", arrivals=7),)))
+    await scaler.look()
+    (seen,) = machine.looks[-1].routers
+    assert (seen.at_s, seen.began_s) == (rig.clock.now, rig.clock.now - 600.0)
 
 
 async def test_instances_are_joined_with_their_agents_heartbeats() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from threading import Event
 
 import pytest
 
@@ -14,7 +15,7 @@ from engine.vllm.placement import CudaGpu, MachineShare
 from goodput.actions import Drain, Flip, Start, Stop
 from goodput.actuate.agents import Agents
 from goodput.actuate.existing import Existing, InstanceLife
-from goodput.actuate.local import Child, LocalActuator, LocalPool
+from goodput.actuate.local import OLD_S, Child, LocalActuator, LocalPool
 from goodput.actuate.places import IDLE_MIB, Places
 
 GPUS = tuple(CudaGpu(id=str(number), name="L4", memory_mib=24_000) for number in range(3))
@@ -47,12 +48,29 @@ class Rig:
         self.processes = Processes()
         self.beats: dict[str, Heartbeat] = {}
         self.used: dict[str, int] = {}
+        self.readings = 0
+        """How often the memory in use was read."""
+        self.answers = Event()
+        """Whether such a reading comes to an end."""
+        self.answers.set()
+        self.now = 100.0
         kinds = {"decode": LocalPool("L4", gpus_each, takes)}
         places = Places(gpus, (0, 1), most=4)
         self.agents = Agents(None)
         self.actuator = LocalActuator(
-            self.processes, kinds, places, lambda: self.beats, self.agents, used_mib=lambda: self.used
+            self.processes,
+            kinds,
+            places,
+            lambda: self.beats,
+            self.agents,
+            used_mib=self._used_mib,
+            clock=lambda: self.now,
         )
+
+    def _used_mib(self) -> Mapping[str, int]:
+        self.readings += 1
+        assert self.answers.wait(60)
+        return self.used
 
     async def start(self, name: str, pool: str = "decode") -> str:
         return await self.actuator.start(Start(instance=InstanceId(name), pool=pool))
@@ -94,6 +112,59 @@ async def test_a_gpu_that_another_program_uses_is_not_free() -> None:
     assert "2 used by other programs" in waiting.because
 
 
+async def test_a_look_reads_the_memory_in_use_once_for_all_that_wait() -> None:
+    """A reading takes seconds where nvidia-smi is slow."""
+    rig = Rig()
+    rig.used = dict.fromkeys("012", IDLE_MIB + 1)
+    for number in range(6):
+        await rig.start(f"decode-{number}")
+    rig.readings, rig.used = 0, {"0": IDLE_MIB + 1}
+    seen = await rig.seen()
+    assert rig.readings == 1
+    assert [each.life for each in seen.values()].count(InstanceLife.PENDING) == 4
+    rig = Rig(GPUS[:1], takes=False)
+    await rig.start("decode-0")
+    await rig.seen()
+    assert rig.readings == 0, "mocks take no GPU"
+
+
+async def test_a_slow_reading_of_memory_refuses_no_start_and_hides_no_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The instance exists as soon as it was asked for; a look after the reading has ended starts its process."""
+    monkeypatch.setattr("goodput.actuate.local.READING_S", 0.02)
+    rig = Rig()
+    rig.answers.clear()
+    try:
+        assert await rig.start("decode-0") == ""
+        assert await rig.start("decode-1") == ""
+        seen = await rig.seen()
+        assert {each.life for each in seen.values()} == {InstanceLife.PENDING}
+        assert "memory" in seen["decode-0"].because
+        assert rig.readings == 1, "readings do not pile up"
+    finally:
+        rig.answers.set()
+    monkeypatch.setattr("goodput.actuate.local.READING_S", 30.0)
+    seen = await rig.seen()
+    assert {each.life for each in seen.values()} == {InstanceLife.RUNNING}
+    assert rig.readings == 1
+
+
+async def test_an_old_reading_of_memory_places_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("goodput.actuate.local.READING_S", 0.02)
+    rig = Rig()
+    rig.answers.clear()
+    await rig.start("decode-0")
+    await rig.actuator.stop(Stop(instance=InstanceId("decode-0")))
+    rig.used = dict.fromkeys("012", IDLE_MIB + 1)
+    rig.answers.set()
+    assert rig.actuator._reading is not None
+    await rig.actuator._reading
+    monkeypatch.setattr("goodput.actuate.local.READING_S", 30.0)
+    rig.now += OLD_S + 1
+    await rig.start("decode-1")
+    assert rig.readings == 2
+    assert "3 used by other programs" in (await rig.seen())["decode-1"].because
+
+
 async def test_an_instance_that_waits_for_a_gpu_can_be_stopped_or_drained() -> None:
     rig = Rig(GPUS[:1])
     for number in range(3):
@@ -102,6 +173,25 @@ async def test_an_instance_that_waits_for_a_gpu_can_be_stopped_or_drained() -> N
     assert await rig.actuator.drain(Drain(instance=InstanceId("decode-2"))) == ""
     rig.processes.end(InstanceId("decode-0"))
     assert await rig.seen() == {}
+
+
+async def test_an_engine_that_cannot_be_started_waits_and_says_why() -> None:
+    """Its ticket keys are written to a file, and the disk may be full."""
+    rig = Rig()
+    begin = rig.processes.begin
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    rig.processes.begin = full  # type: ignore[method-assign, assignment]
+    for number in range(2):
+        assert await rig.start(f"decode-{number}") == ""
+    waiting = (await rig.seen())["decode-0"]
+    assert (waiting.life, waiting.because) == (InstanceLife.PENDING, "[Errno 28] No space left on device")
+    rig.processes.begin = begin  # type: ignore[method-assign]
+    assert {each.life for each in (await rig.seen()).values()} == {InstanceLife.RUNNING}
+    gpus = [gpu for child in rig.processes.listed() for gpu in child.share.gpus]
+    assert len(gpus) == len(set(gpus)) == 2
 
 
 async def test_an_engine_of_two_gpus_waits_for_two() -> None:

@@ -16,11 +16,11 @@ from goodput.budget import Budget
 from goodput.control_rules import ControlRules
 from goodput.controller import CHECK_S, Controller
 from goodput.counters import Between
-from goodput.decision import Check, Checked, Pause, Resize, What
+from goodput.decision import Check, Checked, Observed, Pause, Resize, What
 from goodput.decisionlog import BadLine, replay
 from goodput.forecasters import SEASONAL
 from goodput.needs import Needs
-from goodput.observation import ClassCounts, InstanceSeen, Phase
+from goodput.observation import ClassCounts, InstanceSeen, Observation, Phase
 from goodput.pools import Kinds
 from goodput.sketch import sketch_of
 
@@ -233,6 +233,52 @@ def test_what_an_operator_drains_is_not_started_again() -> None:
     assert at.fleet.of_role(D) == before
     assert not [each for each in starts(at.fleet.actions) if each.pool == "decode"]
     assert "who drained decode-first-5" in at.decisions[-1].needs[D].because
+
+
+def test_an_instance_whose_start_was_answered_too_late_is_no_operators() -> None:
+    """Such a start counts as refused, and the instance may exist all the same: it does not fix the role's size."""
+    at = drive()
+    at.run(lambda _: 1.0, 300, rng())
+    give, before = at.fleet.give, len(at.fleet.instances)
+
+    def late(action: do.Action, now: float) -> str:
+        return give(action, now) or ("no answer within 2.5 s" if isinstance(action, do.Start) else "")
+
+    at.fleet.give = late  # type: ignore[method-assign]
+    at.run(lambda _: 3.0, 60, rng(2))
+    assert len(at.fleet.instances) > before
+    assert any("no answer" in each.because for each in at.decisions)
+    assert at.controller.manual.orders(at.now) == {}
+    at.fleet.give = give  # type: ignore[method-assign]
+    at.run(lambda _: 1.0, 900, rng(3))
+    assert any(isinstance(action, do.Drain) for _, action in at.fleet.actions)
+
+
+def test_what_another_leader_starts_and_drains_is_no_operators() -> None:
+    """A standby sees the leader's changes. When it takes over, it decides about sizes at once."""
+    at = drive()
+    at.run(lambda _: 1.0, 300, rng())
+    assert at.make is not None
+    standby = at.make()
+
+    def both(rate: float, looks: int) -> None:
+        for _ in range(looks):
+            at.run(lambda _: rate, 5.0, rng(int(at.now)))
+            instances = tuple(at.fleet.instances.values())
+            seen = Observation(at_s=at.now, routers=at.fleet.heard(at.now), instances=instances, leads=False)
+            standby.handle(Observed(seen), at.now)
+
+    both(1.0, 5)
+    both(3.0, 40)
+    both(1.0, 120)
+    assert {type(action) for _, action in at.fleet.actions} >= {do.Start, do.Drain}
+    at.fleet.give(do.Start(instance=InstanceId("the-leaders-last"), pool="decode"), at.now)
+    at.controller = standby
+    at.run(lambda _: 1.0, 10)
+    assert standby.manual.orders(at.now) == {}
+    at.fleet.give(do.Start(instance=InstanceId("by-hand"), pool="decode"), at.now)
+    at.run(lambda _: 1.0, 10)
+    assert "by-hand" in standby.manual.orders(at.now)[D][1]
 
 
 def test_paused_dry_or_without_the_lock_it_only_says_what_it_would_do() -> None:

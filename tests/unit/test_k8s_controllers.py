@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support.k8s_objects import desired, settled
 
 from baton.k8s_scaling import Controllers, _mark, _plan, _Running
@@ -58,6 +60,79 @@ async def test_a_controller_that_cannot_begin_ends_no_other_cluster() -> None:
     controllers._running["ns", "chat"] = _Running(mark="", shell=None, task=task)  # type: ignore[arg-type]
     assert await controllers._end(("ns", "chat")) == "--registry-password-file: the file is empty"
     assert controllers._running == {}
+
+
+class Sized:
+    """The controller of one cluster: its task ends `goodbye` after it was cancelled, and then raises `last`."""
+
+    def __init__(self, last: Exception | None = None) -> None:
+        self.begun, self.leaving, self.goodbye = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.last = last
+
+    async def run(self) -> None:
+        try:
+            self.begun.set()
+            await asyncio.Event().wait()
+        finally:
+            self.leaving.set()
+            await self.goodbye.wait()
+            if self.last is not None:
+                raise self.last
+
+    async def begin(self, controllers: Controllers, name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(self.run())
+        controllers._running["ns", name] = _Running(mark="", shell=None, task=task)  # type: ignore[arg-type]
+        await self.begun.wait()
+        return task
+
+
+def no_clusters() -> Controllers:
+    """Controllers of an operator that sees no cluster."""
+    operator = SimpleNamespace(clusters=dict, seen=lambda *_: None, may_act=lambda: True)
+    return Controllers(operator, ScalingBoard(), None, lambda: 0.0)  # type: ignore[arg-type]
+
+
+async def test_controllers_end_while_they_wait_for_the_goodbye_of_one() -> None:
+    """A cluster was deleted, and its registry answers no goodbye. SIGTERM ends the operator all the same."""
+    controllers = no_clusters()
+    one = Sized()
+    task = await one.begin(controllers, "chat")
+    running = asyncio.create_task(controllers.run())
+    await one.leaving.wait()
+    running.cancel()
+    await asyncio.sleep(0)
+    one.goodbye.set()
+    await asyncio.wait({running}, timeout=5)
+    assert running.cancelled()
+    assert task.cancelled()
+    assert controllers._running == {}
+
+
+async def test_a_controller_whose_clean_up_fails_ends_no_other_cluster(caplog: pytest.LogCaptureFixture) -> None:
+    controllers = no_clusters()
+    one, other = Sized(OSError(104, "connection reset")), Sized()
+    for each, name in ((one, "chat"), (other, "code")):
+        await each.begin(controllers, name)
+        each.goodbye.set()
+    assert await controllers._end(("ns", "chat")) == ""
+    assert "the controller of ns/chat ended: [Errno 104] connection reset" in caplog.text
+    assert await controllers._end(("ns", "code")) == ""
+    assert controllers._running == {}
+
+
+async def test_a_full_disk_ends_no_controller_and_is_told() -> None:
+    """A controller's registry password is kept in a file."""
+    controllers = no_clusters()
+    pools = {"prefill": {"gpu": "L4"}, "decode": {"min": 1, "max": 4, "gpu": "L4"}}
+    of = desired({"models": [{"name": "meta-llama/Llama-3.1-8B", "pools": pools}]})
+    assert of.resource.spec is not None
+
+    async def full(*_: object) -> _Running:
+        raise OSError(28, "No space left on device")
+
+    controllers._begun = full  # type: ignore[method-assign, assignment]
+    await controllers._keep(("ns", "chat"), seen(settled(of), of), of.resource.spec)
+    assert controllers._board.of("ns", "chat").advice == "[Errno 28] No space left on device"
 
 
 def test_sizes_belong_to_one_resource_and_not_to_its_name() -> None:

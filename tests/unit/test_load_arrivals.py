@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 from pathlib import Path
 
@@ -39,6 +40,23 @@ def test_a_search_takes_a_trace_and_a_first_rate_together(tmp_path: Path) -> Non
     assert given.rate == 2
     with pytest.raises(UsageError, match="--rate makes load up, --trace replays one"):
         planned(given)
+
+
+@pytest.mark.parametrize("harm", ["cut off", "a bad block", "a bad sum", "no gzip"])
+def test_a_damaged_gzip_trace_is_refused_by_its_name(tmp_path: Path, harm: str) -> None:
+    packed = bytearray(gzip.compress("".join(json.dumps(each) + "\n" for each in GOOD).encode(), mtime=0))
+    if harm == "cut off":
+        del packed[-12:]
+    elif harm == "a bad block":
+        packed[10] = 0xFF  # the first byte after gzip's header: no block has this type
+    elif harm == "a bad sum":
+        packed[-8] ^= 1
+    else:
+        packed[:2] = b"{}"
+    file = tmp_path / "trace.jsonl.gz"
+    file.write_bytes(packed)
+    with pytest.raises(UsageError, match=f"^{file}: the file is not whole gzip data .*again"):
+        planned(args("--trace", str(file)))
 
 
 # -- lengths like those of a trace --

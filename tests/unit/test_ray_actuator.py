@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from baton.plan import WantedEngine
+from baton.ray_fleet import launches
+from cluster.errors import UsageError
 from cluster.ids import InstanceId
+from cluster.instance import Role
 from goodput.actions import Drain, Start, Stop
 from goodput.actuate.agents import Agents
 from goodput.actuate.existing import InstanceLife
+from goodput.actuate.ray_actor import Launch
 from goodput.actuate.ray_cluster import RayActuator
 from goodput.actuate.ray_tables import RayGroup, RayLook, RayPool
 
@@ -93,3 +99,31 @@ async def test_actions_during_looks(actuator: RayActuator) -> None:
     assert (await lives(actuator))["decode-2"] is InstanceLife.RUNNING
     await actuator.stop_all()
     assert await lives(actuator) == {}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [FileNotFoundError(2, "No such file or directory", "/keys/registry"), UsageError("no keys"), ValueError("x")],
+)
+async def test_a_start_without_its_secrets_is_refused(actuator: RayActuator, error: Exception) -> None:
+    """The file of a password may be missing for a while. The controller goes on, and says why."""
+
+    def launch(*_: str) -> Launch:
+        raise error
+
+    actuator._launch = launch  # type: ignore[misc]
+    assert await actuator.start(Start(instance=NAMES[0], pool="decode")) == f"decode-0 cannot be started: {error}"
+    assert await lives(actuator) == {}
+
+
+def test_a_password_that_cannot_be_read_is_told_by_its_flag(tmp_path: Path) -> None:
+    wanted = WantedEngine(name="", role=Role.DECODE, model="m", engine="mock")
+    file = tmp_path / "registry"
+    launch = launches({"decode": wanted}, ["--registry", "redis://h:1"], file, None)
+    with pytest.raises(UsageError, match=f"--registry-password-file {file}: no such file or directory; .*again"):
+        launch("decode-0", "decode")
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=f"--registry-password-file {file}: 'utf-8' codec"):
+        launch("decode-0", "decode")
+    file.write_text("secret\n")
+    assert launch("decode-0", "decode").files == {"registry": "secret\n"}

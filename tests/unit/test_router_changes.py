@@ -30,6 +30,8 @@ class Replica:
     heard_s: float = 0.0
     reaches: bool = True
     """Whether the router reaches the registry."""
+    began_s: float | None = None
+    """When it began to serve: at its first look, heard or not."""
     said: str = ""
     """``goodbye``: the router says goodbye at the next look; ``gone``: it did so before; empty: neither."""
 
@@ -49,11 +51,12 @@ class Replicas(PretendFleet):
     def heard(self, now: float) -> tuple[RouterCounts, ...]:
         found = []
         for name, each in sorted(self.routers.items()):
+            each.began_s = now if each.began_s is None else each.began_s
             if each.serves and each.reaches:
                 each.heard_s = now
             if each.said != "gone" and now - each.heard_s < TTL_S:
                 row = replace(each.counts.counts(each.heard_s), router=name, life=name, address=each.address)
-                found.append(replace(row, left=each.said == "goodbye"))
+                found.append(replace(row, left=each.said == "goodbye", began_s=each.began_s))
             each.said = "gone" if each.said else ""
         return tuple(found)
 
@@ -184,6 +187,21 @@ def test_a_router_that_lost_only_the_registry_keeps_its_instances() -> None:
     )
 
 
+def test_a_router_that_a_new_controller_hears_late_is_no_burst() -> None:
+    """The controller starts while router b is cut off from the registry. What b has counted is no load of now."""
+    at, fleet = served("a", "b")
+    fleet.routers["b"].reaches = False
+    run(at, 2.0, 60)
+    assert at.make is not None
+    at.controller = at.make()
+    run(at, 2.0, 120)
+    assert at.decisions[-1].rate == pytest.approx(1.0, rel=0.4), "half of the load is not heard"
+    fleet.routers["b"].reaches = True
+    started = [each for each in run(at, 2.0, 60) if isinstance(each, do.Start)]
+    assert len(started) <= 3, at.decisions[-1]
+    assert at.decisions[-1].rate is not None and at.decisions[-1].rate < 3.0
+
+
 @pytest.mark.parametrize("checks", [False, True])
 def test_an_operators_size_is_kept_while_a_router_is_missing(checks: bool) -> None:
     at, fleet = served("a", "b")
@@ -213,6 +231,32 @@ def test_the_last_counts_of_a_router_that_left_count() -> None:
     found = counters.see([published("b", 10.0, 3)], 10.0)
     assert found is not None
     assert (found.classes[""].arrivals, found.seconds, counters.missing) == (7, 10.0, "")
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("began_s", "counts"), [(None, True), (31.0, True), (4.0, False)])
+def test_counts_of_a_router_that_is_heard_late_begin_there(began_s: float | None, counts: bool, left: bool) -> None:
+    """A router that has just started has counted nothing before; one that began earlier was heard late."""
+    counters = Counters()
+    counters.see([published("a", 30.0, 500)], 30.0)
+    heard = published("b", 33.0, 70, began_s=began_s, left=left)
+    found = counters.see([published("a", 33.0, 500), heard], 33.0)
+    assert found is not None
+    assert found.classes.get("", ClassCounts()).arrivals == (70 if counts else 0)
+    rest = () if left else (published("b", 36.0, 73, began_s=began_s),)
+    found = counters.see([published("a", 36.0, 501), *rest], 36.0)
+    assert found is not None
+    assert found.classes[""].arrivals == (1 if left else 4)
+
+
+def test_a_router_that_restarts_under_its_name_while_it_is_cut_off_is_no_burst() -> None:
+    counters = Counters()
+    counters.see([published("a", 0.0, 5), published("b", 0.0, 5)], 0.0)
+    for at_s in range(3, 63, 3):
+        counters.see([published("a", float(at_s), 5)], float(at_s))
+    found = counters.see([published("a", 63.0, 5), published("b", 63.0, 900, life="b2", began_s=5.0)], 63.0)
+    assert found is not None
+    assert found.classes[""].arrivals == 0
 
 
 def test_a_running_router_at_the_same_address_replaces_no_other() -> None:
