@@ -36,7 +36,7 @@ from typing import Any, Final
 from bench.connectors_fleet import EIGHT, LEASE_S, Fleet, Seen, summary
 from bench.connectors_models import EIGHT_B, LENGTHS, MODELS, Model
 from bench.pair import Engines
-from bench.published import Table, machine, note_of, publish, result, say, show, target
+from bench.published import Table, machine, note_of, publish, result, save, say, show, target
 from cluster.instance import Role
 from engine.vllm.hardware import find_hardware
 
@@ -286,7 +286,7 @@ def measure(
                 figures = run(group, MODELS[model], Path(folder), gpus, quick=quick)
             kept[model] = kept.get(model, {}) | figures
             if into:
-                into.write_text(json.dumps(kept, indent=1))
+                save(into, json.dumps(kept, indent=1))
     made = tables(kept)
     show(made)
     told = result("connectors-gpu" if gpu else "connectors", kept, targets(kept))
