@@ -266,6 +266,23 @@ def gpus_here() -> tuple[str, ...]:
     return tuple(gpu.id for gpu in found.gpus[:2])
 
 
+def missing(only: Sequence[str] | None, models: Sequence[str] | None, into: Path | None, *, gpu: bool) -> list[str]:
+    """Connectors and models of a whole run that neither this run measures nor `into` has; None: all of them."""
+    usual = [EIGHT_B.name] if gpu else ON_CPU.split(",")
+    kept = _kept(into)
+    return [
+        f"{name} of {model}"
+        for model in usual
+        for name in CONTESTANTS
+        if name not in kept.get(model, {}) and not (name in (only or CONTESTANTS) and model in (models or usual))
+    ]
+
+
+def _kept(into: Path | None) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(into.read_text()) if into and into.exists() else {}
+    return found
+
+
 def measure(
     *,
     only: Sequence[str] = tuple(CONTESTANTS),
@@ -279,7 +296,7 @@ def measure(
     gpus = gpus_here() if gpu else ()
     wanted = models or ([EIGHT_B.name] if gpu else ON_CPU.split(","))
     facts = machine()
-    kept: dict[str, dict[str, Any]] = json.loads(into.read_text()) if into and into.exists() else {}
+    kept = _kept(into)
     for model in wanted:
         for group in groups(only, one_by_one=bool(gpus)):
             with tempfile.TemporaryDirectory(prefix="bench", ignore_cleanup_errors=True) as folder:
