@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench import real, real_contestants, real_figures, real_load
+from bench import inputs, real, real_contestants, real_figures, real_load
 from bench.connectors_models import FAT, TINY
 from bench.processes import ROOT
 from bench.published import save
@@ -382,7 +382,7 @@ def test_what_is_published_is_of_the_machine_of_the_kept_runs(
     monkeypatch.setattr(real, "draw", lambda _, __, date: published.append(date))
     (trace := tmp_path / real_load.TRACE).parent.mkdir(parents=True)
     trace.write_text(TRACE)
-    monkeypatch.setattr(real.inputs, "required", lambda *_: tmp_path)
+    monkeypatch.setattr(inputs, "required", lambda *_: tmp_path)
     monkeypatch.setattr(real, "shaped", lambda lines, _: real_load.shaped(lines, None, from_s=0))
     whole = ten(18, 12) | {"sources": "digest", "machine": MACHINE}
     path.write_text(json.dumps(whole))
