@@ -36,7 +36,7 @@ from typing import Any, Final
 from bench.connectors_fleet import EIGHT, LEASE_S, Fleet, Seen, summary
 from bench.connectors_models import EIGHT_B, LENGTHS, MODELS, Model
 from bench.pair import Engines
-from bench.published import Table, machine, note_of, publish, result, say, show, target
+from bench.published import Table, machine, note_of, publish, result, save, say, show, target
 from cluster.instance import Role
 from engine.vllm.hardware import find_hardware
 
@@ -266,6 +266,23 @@ def gpus_here() -> tuple[str, ...]:
     return tuple(gpu.id for gpu in found.gpus[:2])
 
 
+def missing(only: Sequence[str] | None, models: Sequence[str] | None, into: Path | None, *, gpu: bool) -> list[str]:
+    """Connectors and models of a whole run that neither this run measures nor `into` has; None: all of them."""
+    usual = [EIGHT_B.name] if gpu else ON_CPU.split(",")
+    kept = _kept(into)
+    return [
+        f"{name} of {model}"
+        for model in usual
+        for name in CONTESTANTS
+        if name not in kept.get(model, {}) and not (name in (only or CONTESTANTS) and model in (models or usual))
+    ]
+
+
+def _kept(into: Path | None) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(into.read_text()) if into and into.exists() else {}
+    return found
+
+
 def measure(
     *,
     only: Sequence[str] = tuple(CONTESTANTS),
@@ -279,14 +296,14 @@ def measure(
     gpus = gpus_here() if gpu else ()
     wanted = models or ([EIGHT_B.name] if gpu else ON_CPU.split(","))
     facts = machine()
-    kept: dict[str, dict[str, Any]] = json.loads(into.read_text()) if into and into.exists() else {}
+    kept = _kept(into)
     for model in wanted:
         for group in groups(only, one_by_one=bool(gpus)):
             with tempfile.TemporaryDirectory(prefix="bench", ignore_cleanup_errors=True) as folder:
                 figures = run(group, MODELS[model], Path(folder), gpus, quick=quick)
             kept[model] = kept.get(model, {}) | figures
             if into:
-                into.write_text(json.dumps(kept, indent=1))
+                save(into, json.dumps(kept, indent=1))
     made = tables(kept)
     show(made)
     told = result("connectors-gpu" if gpu else "connectors", kept, targets(kept))

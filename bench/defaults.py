@@ -38,7 +38,7 @@ from bench.defaults_tables import Rows, figures_of, tables_of, targets_of
 from bench.processes import BATON_COMMAND, ROOT, Running, asked, page, stopping
 from bench.published import machine, note_of, publish, result, say, show
 from bench.rivals import NotInstalled, environment, version_of
-from bench.sources import digest_of
+from bench.sources import below, digest_of
 
 MODEL: Final = "meta-llama/Llama-3.1-8B"
 KEPT: Final = ROOT / ".bench" / "defaults.jsonl"
@@ -145,8 +145,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def digest() -> str:
     """The digest of the sources: kept rounds of other sources are not used."""
-    listed = [ROOT / name for name in SOURCES]
-    return digest_of({each for one in listed for each in (one.rglob("*.py") if one.is_dir() else [one])}, ROOT)
+    return digest_of(below(SOURCES, ROOT), ROOT)
 
 
 def kept(sources: str) -> Iterator[tuple[str, int, dict[str, dict[str, Sample]]]]:

@@ -1,8 +1,12 @@
-"""The tables, figures and targets of `bench.defaults`, made from its samples. Pure."""
+"""The tables, figures and targets of `bench.defaults`, made from its samples. Pure.
+
+TTFT is that of answered turns: a contestant that fails turns has a lower one. So a target is not met if turns of ours
+failed in any round, and a rival's rounds with failed turns are not compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.defaults_rows import (
@@ -17,6 +21,7 @@ from bench.defaults_rows import (
     Phase,
     Rounds,
     Row,
+    Sample,
     compared,
 )
 from bench.published import Table, target
@@ -44,30 +49,52 @@ def in_order(rows: Rows) -> Iterator[tuple[str, Phase, Row]]:
 def _ratios(phase: Phase, row: Row) -> dict[str, Any]:
     return {
         f"over_the_best_{name}": {"best": found.best, "ratio": round(found.ratio, 3), "by_round": found.by_round}
-        for name, found in (("mean", _mean(phase, row)), ("p99", compared(row, RIVALS, "p99_ms")))
+        for name, found in (("mean", _mean(phase, row)), ("p99", _p99(row)))
         if found is not None
     }
 
 
 def _mean(phase: Phase, row: Row) -> Compared | None:
     """Where nothing is to be gained, our own plain rule is a rival as well."""
-    return compared(row, RIVALS if phase.gains else (*RIVALS, PLAIN))
+    return compared(_answered(row), RIVALS if phase.gains else (*RIVALS, PLAIN))
+
+
+def _p99(row: Row) -> Compared | None:
+    return compared(_answered(row), RIVALS, "p99_ms")
+
+
+def _answered(row: Row) -> Row:
+    """The row without the rounds in which a rival failed turns. Ours are all there: `_target` sees to them."""
+    return {
+        name: rounds
+        if name == OURS
+        else Rounds({number: each for number, each in rounds.samples.items() if not each.failed})
+        for name, rounds in row.items()
+    }
+
+
+def _failed(row: Row) -> int:
+    """Turns of ours that failed, void rounds included: a round in which all failed is void."""
+    return sum(each.failed for each in row[OURS].samples.values()) if OURS in row else 0
 
 
 def targets_of(rows: Rows) -> dict[str, Any]:
-    """The targets of the measured rows. A void row has no value, is not met, and says `void`."""
+    """The targets of the measured rows. A void row has no value, is not met, and says `void`; a row in which turns of
+    ours failed is not met, and says how many `failed`.
+    """
     found = {}
     for name, phase, row in in_order(rows):
         if not any(contestant in row for contestant in RIVALS):
             continue  # vllm-router could not be installed
-        found[f"{name}: mean TTFT over the best"] = _target(_mean(phase, row), GAIN if phase.gains else NO_WORSE)
+        found[f"{name}: mean TTFT over the best"] = _target(row, _mean(phase, row), GAIN if phase.gains else NO_WORSE)
         if phase.gains:
-            found[f"{name}: p99 of TTFT over the best"] = _target(compared(row, RIVALS, "p99_ms"), GAIN_P99)
+            found[f"{name}: p99 of TTFT over the best"] = _target(row, _p99(row), GAIN_P99)
     return found
 
 
-def _target(found: Compared | None, limit: float) -> dict[str, Any]:
-    return target(None, limit) | {"void": True} if found is None else target(found.ratio, limit)
+def _target(row: Row, found: Compared | None, limit: float) -> dict[str, Any]:
+    made = target(None, limit) | {"void": True} if found is None else target(found.ratio, limit)
+    return made | {"met": False, "failed": failed} if (failed := _failed(row)) else made
 
 
 def tables_of(rows: Rows) -> list[Table]:
@@ -79,12 +106,12 @@ def tables_of(rows: Rows) -> list[Table]:
 
 
 def _line(name: str, phase: Phase, row: Row) -> list[str]:
-    mean, p99 = _mean(phase, row), compared(row, RIVALS, "p99_ms")
+    mean, p99, failed = _mean(phase, row), _p99(row), _failed(row)
     if mean is None:
         return [name, "void", "", "", "", ""]
-    ours, best = row[OURS].as_json()["ttft_mean_ms"], row[mean.best].as_json()["ttft_mean_ms"]
-    last = "" if p99 is None else f"{p99.ratio:.2f}"
-    return [name, f"{ours:.1f}", f"{best:.1f}", mean.best, f"{mean.ratio:.3f}", last]
+    ours, best = row[OURS].as_json()["ttft_mean_ms"], _answered(row)[mean.best].as_json()["ttft_mean_ms"]
+    ratio = f"{mean.ratio:.3f}" + (f", not met: {failed} turn{'s'[: failed - 1]} failed" if failed else "")
+    return [name, f"{ours:.1f}", f"{best:.1f}", mean.best, ratio, "" if p99 is None else f"{p99.ratio:.2f}"]
 
 
 def _table(name: str, row: Row) -> Table:
@@ -101,6 +128,12 @@ def _shown(contestant: str, rounds: Rounds) -> list[str]:
         f"{min(by_round):.1f} to {max(by_round):.1f}" if by_round else "",
         f"{told['ttft_p99_ms']:.0f}" if by_round else "",
         f"{1 - told['computed_share']:.2f}",
-        f"{told['failed']}",
+        f"{told['failed']}{_left_out(contestant, list(rounds.samples.values()))}",
         f"{len(told['void'])}" if told["void"] else "",
     ]
+
+
+def _left_out(contestant: str, samples: Sequence[Sample]) -> str:
+    """In how many rounds a rival is not compared, as turns failed there."""
+    count = sum(each.failed > 0 for each in samples) if contestant != OURS else 0
+    return f"; not compared in {count} round{'s'[: count - 1]}" if count else ""

@@ -31,7 +31,9 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-handoff", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--part", choices=PARTS, help="one of the two (default: both, or the one that flags belong to)")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md and its JSON")
+    parser.add_argument(
+        "--publish", action="store_true", help="write docs/benchmarks.md and its JSON, from a whole run"
+    )
     mine = parser.add_argument_group("connectors")
     mine.add_argument("--only", type=_names, metavar="A,B", help=f"of {', '.join(connectors.CONTESTANTS)}")
     mine.add_argument("--models", type=_names, metavar="A,B", help=f"of {', '.join(MODELS)} (default tiny,fat)")
@@ -44,6 +46,12 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     of_connectors = bool(args.only or args.models or args.into or args.gpu)
     if of_connectors and args.part == "client":
         parser.error("--only, --models, --into and --gpu belong to --part connectors")
+    if args.publish:
+        if args.quick:
+            parser.error("only a whole run is published: leave out --quick")
+        if missing := connectors.missing(args.only, args.models, args.into, gpu=args.gpu):
+            parser.error(f"only a whole run is published: {', '.join(missing)} would be missing: leave out --only and "
+                         "--models, or name a file with the others by --into")  # fmt: skip
     args.parts = PARTS[1:] if of_connectors else PARTS if args.part is None else (args.part,)
     return args
 

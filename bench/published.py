@@ -64,6 +64,16 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
+def save(path: Path, text: str) -> None:
+    """Write a file whole or not at all: an interrupt or a full disk leaves what the file had."""
+    draft = path.with_name(f"{path.name}.part")
+    try:
+        draft.write_text(text)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def show(tables: Sequence[Table]) -> None:
     """The tables on a terminal."""
     from rich.console import Console  # noqa: PLC0415 - the measuring part has no use for it

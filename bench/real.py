@@ -7,18 +7,20 @@
     make bench-real ARGS=--publish                                writes docs/ from a whole run
 
 Contestants are in `bench/real_contestants.py`. All are up at once; one at a time gets load, so that what else the
-machine does meets all alike. It goes on where it stopped: runs are kept in .bench/real-MODEL.json (`--fresh` forgets
-them).
+machine does meets all alike. It goes on where it stopped: runs are kept in .bench/real-MODEL.json, and used while
+sources and machine are the same (`--fresh` forgets them).
 
-Everything is fixed before the first run that counts. On the two engines that serve whole, a prompt of the load's 90th
-percentile with a mean answer, one at a time through the router, is the unloaded latency; targets are 2, 5 and 10
-times its median, and admission keeps to those of 5. All requests at once give the rate at which the pair saturates
-(its last answers come alone, so that it is somewhat more); rates are parts of it, below saturation. A repeat is one
-stretch of the trace, sent to every contestant at every rate: the same requests in the same order
-(`bench/real_load.py`). Contestants take turns inside a repeat, and each repeat begins with the next of them.
+Everything is fixed before the first run that counts, on the two engines that serve whole. The trace's first requests,
+all sent at once, give the rate at which the pair saturates (its last answers come alone, so that it is somewhat more).
+Rates are parts of it, below saturation, and with the rates it is known which part of the trace is sent. A prompt of
+that part's 90th percentile with its mean answer, one at a time through the router, gives the unloaded latency. Targets
+are 2, 5 and 10 times its median, and admission keeps to those of 5. A repeat is one stretch of the trace, sent to
+every contestant at every rate: the same requests in the same order (`bench/real_load.py`). Contestants take turns
+inside a repeat, and each repeat begins with the next of them.
 
 A run in which the sender itself was late says nothing of the engines: it is tried once more, then void, and with it
-its repeat's ratio.
+its repeat's ratio. If an engine of plain vLLM or its router has ended, or if the sender did not send everything, the
+benchmark ends; earlier runs are kept.
 """
 
 from __future__ import annotations
@@ -41,12 +43,13 @@ import msgspec
 from bench import inputs
 from bench.connectors_models import FAT, TINY, Model
 from bench.processes import ROOT, page
-from bench.published import DOCS, machine, note_of, publish, result, say, show
+from bench.published import DOCS, machine, note_of, publish, result, save, say, show
 from bench.real_contestants import ADMITTED, CALIBRATES, CONTESTANTS, SERVED, USUAL, Serving, serving
 from bench.real_figures import draw
 from bench.real_load import FROM_S, SHORTER, TRACE, Shape, shaped, write
 from bench.real_tables import note, tables, targets
 from bench.rivals import NotInstalled
+from bench.sources import below, digest_of
 from loadgen.record import Record
 from loadgen.report import Targets, met
 
@@ -71,6 +74,12 @@ PRIORITY: Final = -10
 TRIES: Final = 2
 """Tries of a run in which the sender was late."""
 MODELS: Final = {model.name: model for model in (TINY, FAT)}
+SOURCES: Final = (
+    "router", "engine", "decode", "prefill", "kvtransfer", "cluster", "loadgen", "baton", "costs", "bench/real.py",
+    "bench/real_cluster.py", "bench/real_contestants.py", "bench/real_load.py", "bench/connectors_models.py",
+    "bench/contestants.py", "bench/pair.py",
+)  # fmt: skip
+"""Sources of what runs: kept runs of other sources are not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,10 @@ class Bench:
     shape: Shape
     scale: Scale
     folder: Path
+    sources: str
+    """The digest of the sources."""
+    facts: Mapping[str, Any]
+    """The machine."""
 
     def sent(self, shape: Shape, rate: float) -> list[str]:
         """The words of a load of these requests."""
@@ -139,18 +152,24 @@ class Bench:
         write(shape.arrivals, path)
         return ["--trace", str(path), "--speed", f"{shape.speed(rate)}"]
 
-    def calibrate(self) -> tuple[float, dict[int, dict[str, float]], dict[str, float]]:
-        """Requests a second of the saturated pair, targets of each factor, and the unloaded latency they come from."""
-        with serving(CALIBRATES, self.model, self.folder / "calibrate", None) as there:
-            url, shape = there.endpoint, self.shape.part(0, min(SATURATES, len(self.shape.arrivals)))
-            lengths = ["--input-tokens", f"{shape.long_prompt}", "--output-tokens", f"{shape.answer}"]
-            one = ["--max-concurrency", "1", "--rate", "1000", "--arrivals", "constant", *lengths]
-            load(url, *one, "--requests", "4")  # first shapes
-            alone = load(url, *one, "--requests", f"{ALONE}")
-            full = load(url, *self.sent(shape, 1e6 * shape.rate))
-        unloaded = {"ttft_ms": alone["ttft_sent_ms"]["p50"], "tpot_ms": alone["tpot_ms"]["p50"]}
-        promised = {factor: {what: round(factor * ms, 1) for what, ms in unloaded.items()} for factor in FACTORS}
-        return full["completed_rate"], promised, unloaded
+    def saturated(self, url: str) -> float:
+        """Requests that the pair answers a second when the trace's first ones come all at once."""
+        shape = self.shape.part(0, min(SATURATES, len(self.shape.arrivals)))
+        _alone(url, shape, 4)  # first shapes
+        return float(load(url, *self.sent(shape, 1e6 * shape.rate))["completed_rate"])
+
+    def all_sent(self, capacity: float) -> Shape:
+        """The part of the trace that is sent, all repeats together; `capacity`: the saturated rate.
+
+        Raises:
+            SystemExit: the trace has too few requests.
+        """
+        try:
+            return self.shape.part(0, self.scale.requests(self.scale.rates(capacity)) * self.scale.repeats)
+        except ValueError as error:
+            raise SystemExit(
+                f"bench-real: at {capacity:.1f} requests a second this pair is too fast for the trace: {error}"
+            ) from error
 
     def stretch(self, run: Run, requests: int) -> Shape:
         """The requests of a run: the first ones of its repeat's stretch of the trace."""
@@ -176,7 +195,14 @@ class Bench:
         before, out = _handed_over(there), self.folder / "run.jsonl"
         shape = self.stretch(run, found["load"]["requests"])
         report = load(there.endpoint, *self.sent(shape, run.rate), *_asks(there), "--out", str(out))
+        if ended := there.ended():
+            raise SystemExit(f"bench-real: {run.contestant}: {ended}")
         records = [msgspec.json.decode(line, type=Record) for line in out.read_bytes().splitlines()]
+        if not len(records) == report["sent"] == len(shape.arrivals):
+            raise SystemExit(
+                f"bench-real: {run.contestant}: {len(shape.arrivals)} requests were to be sent, {report['sent']} were, "
+                f"and {len(records)} have a record: is the disk full?"
+            )
         kept = ("failed", "completed_rate", "ttft_ms", "tt2t_ms", "tpot_ms", "late_ms")
         return {
             **asdict(run),
@@ -186,6 +212,13 @@ class Bench:
             "handed_over": _handed_over(there) - before,
             **{what: report[what] for what in kept},
         }
+
+
+def _alone(url: str, shape: Shape, count: int) -> dict[str, Any]:
+    """The report of `count` requests, one at a time: prompts of the shape's 90th percentile, mean answers."""
+    lengths = ["--input-tokens", f"{shape.long_prompt}", "--output-tokens", f"{shape.answer}"]
+    one = ["--max-concurrency", "1", "--rate", "1000", "--arrivals", "constant"]
+    return load(url, *one, *lengths, "--requests", f"{count}")
 
 
 def _late(cell: Mapping[str, Any], ttft_ms: float) -> str:
@@ -214,28 +247,32 @@ def _handed_over(there: Serving) -> int:
 def begun(bench: Bench) -> dict[str, Any]:
     """The facts that are fixed before the first run that counts, without any runs."""
     say(f"{bench.model.name}: unloaded, and saturated")
-    capacity, promised, unloaded = bench.calibrate()
+    with serving(CALIBRATES, bench.model, bench.folder / "calibrate", None) as there:
+        capacity = bench.saturated(there.endpoint)
+        sent = bench.all_sent(capacity)
+        alone = _alone(there.endpoint, sent, ALONE)
+    unloaded = {"ttft_ms": alone["ttft_sent_ms"]["p50"], "tpot_ms": alone["tpot_ms"]["p50"]}
     say(f"  {unloaded['ttft_ms']:.0f} ms and {unloaded['tpot_ms']:.1f} ms a token; {capacity:.2f} requests a second")
-    rates = bench.scale.rates(capacity)
-    requests = bench.scale.requests(rates)
-    told = bench.shape.part(0, requests * bench.scale.repeats).summary
+    rates, told = bench.scale.rates(capacity), sent.summary
     return {
+        "sources": bench.sources,
+        "machine": dict(bench.facts),
         "capacity": capacity,
         "unloaded": unloaded,
-        "targets": {str(factor): each for factor, each in promised.items()},
+        "targets": {str(factor): {what: round(factor * ms, 1) for what, ms in unloaded.items()} for factor in FACTORS},
         "admitted": ADMITTED,
         "rates": rates,
         "repeats": bench.scale.repeats,
         "seconds": bench.scale.seconds,
         "contestants": {name: CONTESTANTS[name].told for name in bench.scale.contestants},
         "load": {
-            "requests": requests,
+            "requests": bench.scale.requests(rates),
             "from_s": FROM_S,
             "shorter": SHORTER,
             "prompt_mean": told.input_mean,
             "answer_mean": told.output_mean,
             "gap_cv": told.gap_cv,
-            "cut": bench.shape.cut,
+            "cut": sent.cut,
         },
         "cells": [],
     }
@@ -287,8 +324,29 @@ def kept_at(model: str) -> Path:
     return ROOT / ".bench" / f"real-{model}.json"
 
 
-def main() -> int:
-    """Measure, print, publish."""
+def digest() -> str:
+    """The digest of the sources."""
+    return digest_of(below(SOURCES, ROOT), ROOT)
+
+
+def resumed(path: Path, sources: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The kept result to continue; None: there is none, or its runs are of other sources or of another machine."""
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    there = found.get("machine", {})
+    if found.get("sources") != sources:
+        why = "other sources"
+    elif any(there.get(name) != facts[name] for name in ("cpu", "cores")):
+        why = f"another machine ({there.get('cores')} cores of {there.get('cpu')})"
+    else:
+        return found
+    say(f"bench-real: {path.name}: the {len(found['cells'])} kept runs are of {why}: begins anew, and replaces them")
+    return None
+
+
+def parsed(words: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; None: this process's own."""
     parser = argparse.ArgumentParser(
         prog="make bench-real", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -299,10 +357,20 @@ def main() -> int:
         "--models", type=_of(MODELS), default=(TINY.name,), metavar="A,B", help=f"of {', '.join(MODELS)}"
     )
     parser.add_argument("--fresh", action="store_true", help="forget kept runs")
-    parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md, its JSON and figure")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--publish", action="store_true", help="write docs/benchmarks.md, its JSON and figure, from a whole run"
+    )
+    args = parser.parse_args(words)
+    if args.publish and (args.quick or TINY.name not in args.models):
+        parser.error(f"only a whole run is published: leave out --quick, and have {TINY.name} among --models")
+    return args
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, print, publish."""
+    args = parsed(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the clusters end with it
-    facts, scale = machine(), QUICK if args.quick else FULL if args.full else DEFAULT
+    facts, sources, scale = machine(), digest(), QUICK if args.quick else FULL if args.full else DEFAULT
     size_name = "-quick" if args.quick else "-full" if args.full else ""
     with (inputs.required("bench-real", (TRACE,)) / TRACE).open() as lines:
         shape = shaped(lines, None)
@@ -310,20 +378,22 @@ def main() -> int:
     for name in args.models:
         path = kept_at(name + size_name)
         path.parent.mkdir(exist_ok=True)
-        before = json.loads(path.read_text()) if path.exists() and not args.fresh else None
+        before = None if args.fresh else resumed(path, sources, facts)
 
         def keep(found: dict[str, Any], path: Path = path) -> None:
-            path.write_text(json.dumps(found, indent=1))
+            save(path, json.dumps(found, indent=1))
 
         with tempfile.TemporaryDirectory(prefix="bench", ignore_cleanup_errors=True) as folder:
+            bench = Bench(MODELS[name], shape, scale, Path(folder), sources, facts)
             try:
-                figures[name] = of_model(Bench(MODELS[name], shape, scale, Path(folder)), before, keep)
+                figures[name] = of_model(bench, before, keep)
             except NotInstalled as error:
                 raise SystemExit(f"bench-real: vllm-router cannot be installed here: {error}") from error
     made = [table for name, found in figures.items() for table in tables(found, name)]
     show(made)
     told = result("real", figures, targets(figures))
     if args.publish:
+        facts = figures[TINY.name]["machine"]  # as it was when the runs began
         missing = draw(figures, DOCS / "figures", facts["date"])
         if missing:
             say(missing)

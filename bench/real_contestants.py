@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any, Final
 from bench.connectors_models import Model
 from bench.contestants import rival
 from bench.pair import Engines
-from bench.processes import stopping
+from bench.processes import Running, stopping
 from bench.real_cluster import up
 from bench.real_load import CONTEXT
 from bench.rivals import environment
@@ -80,6 +80,8 @@ class Serving:
     """Address of the admin side of Baton's router; None: another router."""
     slo_class: str | None = None
     """The class that requests ask for."""
+    ended: Callable[[], str] = lambda: ""
+    """Which process has ended, with the end of its log; empty: all run. Baton starts its engines again by itself."""
 
 
 def cluster_file(
@@ -135,4 +137,11 @@ def _plain(model: Model, folder: Path) -> Iterator[Serving]:
         program, cores = str(environment("router") / "vllm-router"), frozenset(os.sched_getaffinity(0))
         running, endpoint = rival(program, (), (), cores, both=[engines.url(name) for name in roles])
         with stopping([running]):
-            yield Serving(endpoint)
+            yield Serving(endpoint, ended=lambda: _ended(engines, running))
+
+
+def _ended(engines: Engines, router: Running) -> str:
+    for name, engine in engines.running.items():
+        if not engine.alive():
+            return f"engine {name} ended:\n{engine.tail()}"
+    return "" if router.process.poll() is None else f"vllm-router ended:\n{router.said()}"

@@ -43,12 +43,16 @@ def middle(values: Sequence[float]) -> dict[str, Any] | None:
 def ratio(found: dict[str, Any], name: str, rate: float, factor: str) -> dict[str, Any] | None:
     """Requests in time of Baton's choice over a contestant's, repeat by repeat: both got the same requests."""
     ours = {cell["repeat"]: cell for cell in counted(found, OURS, rate)}
-    each = [
-        share(ours[cell["repeat"]], factor) / share(cell, factor)
-        for cell in counted(found, name, rate)
-        if cell["repeat"] in ours and share(cell, factor) > 0
-    ]
-    return middle(each)
+    theirs = [cell for cell in counted(found, name, rate) if cell["repeat"] in ours]
+    return middle([_over(ours[cell["repeat"]], cell, factor) for cell in theirs])
+
+
+def _over(ours: Cell, theirs: Cell, factor: str) -> float:
+    """The ratio of one repeat. A contestant without a request in time counts as if it had one: no repeat is dropped.
+    Where neither has any, they are even.
+    """
+    mine, other = share(ours, factor), share(theirs, factor)
+    return 1.0 if mine == other else mine / max(other, 1 / theirs["requests"])
 
 
 def figures(found: dict[str, Any]) -> dict[str, Any]:

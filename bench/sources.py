@@ -17,6 +17,12 @@ def digest_of(files: Iterable[Path], root: Path) -> str:
     return found.hexdigest()[:16]
 
 
+def below(names: Iterable[str], root: Path) -> set[Path]:
+    """Python files below `root` by these names: files, or folders with all that is in them."""
+    listed = [root / name for name in names]
+    return {each for one in listed for each in (one.rglob("*.py") if one.is_dir() else [one])}
+
+
 @cache
 def text_of(path: Path) -> str:
     """The text that counts for a digest, read once in a process: a long run executes the code that it read at first."""

@@ -66,6 +66,38 @@ def test_a_void_row_is_not_met_and_says_so() -> None:
     assert tables_of({ALONE: row})[0].rows == [["4+4, no shared prefix", "void", "", "", "", ""]]
 
 
+def test_a_target_is_not_met_with_turns_that_failed() -> None:
+    """TTFT is that of answered turns alone, so that it is lower without those that failed."""
+    row = {OURS: rounds(50.0, 40.0), "round_robin": rounds(100.0, 100.0)}
+    row[OURS].samples[1] = replace(row[OURS].samples[1], failed=3)
+    assert targets_of({ALONE: row})["4+4, no shared prefix: mean TTFT over the best"] == {
+        "value": 0.45, "target": NO_WORSE, "met": False, "failed": 3,
+    }  # fmt: skip
+    whole, table = tables_of({ALONE: row})
+    assert whole.rows[0][4] == "0.450, not met: 3 turns failed"
+    assert table.rows[0][5] == "3"
+    row[OURS] = Rounds({0: replace(FINE, ttft_ms=float("inf"), failed=9)})
+    assert targets_of({ALONE: row})["4+4, no shared prefix: mean TTFT over the best"] == {
+        "value": None, "target": NO_WORSE, "met": False, "void": True, "failed": 9,
+    }  # fmt: skip
+
+
+def test_a_rival_is_compared_by_the_rounds_in_which_it_answered_every_turn() -> None:
+    row = {OURS: rounds(50.0, 50.0), "round_robin": rounds(100.0, 100.0), "random": rounds(60.0, 10.0)}
+    row["random"].samples[1] = replace(row["random"].samples[1], failed=2)
+    name, found = "4+4, no shared prefix: mean TTFT over the best", figures_of({ALONE: row})["4+4, no shared prefix"]
+    assert found["over_the_best_mean"] == {"best": "random", "ratio": 0.833, "by_round": (50.0 / 60.0,)}
+    assert targets_of({ALONE: row})[name]["value"] == 0.833
+    whole, table = tables_of({ALONE: row})
+    assert whole.rows[0][2:5] == ["60.0", "random", "0.833"]
+    assert table.rows[2][5] == "2; not compared in 1 round"
+    row["random"].samples[0] = replace(row["random"].samples[0], failed=1)
+    assert targets_of({ALONE: row})[name] == {"value": 0.5, "target": NO_WORSE, "met": True}
+    assert tables_of({ALONE: row})[1].rows[2][5] == "3; not compared in 2 rounds"
+    del row["round_robin"]
+    assert targets_of({ALONE: row})[name] == {"value": None, "target": NO_WORSE, "met": False, "void": True}
+
+
 def test_without_vllm_router_there_are_no_targets() -> None:
     assert targets_of({ALONE: {OURS: rounds(1.0), PLAIN: rounds(1.0)}}) == {}
 

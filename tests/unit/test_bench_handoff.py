@@ -32,6 +32,36 @@ def test_arguments_that_no_part_knows_are_refused(words: list[str]) -> None:
     assert ended.value.code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (["--quick"], ""),
+        (["--quick", "--part", "client"], ""),
+        (["--only", "ours"], "stock of tiny, tuned of tiny, push of tiny, early of tiny, stock of fat"),
+        (["--models", "fat"], "stock of tiny, tuned of tiny"),
+        (["--gpu", "--models", "tiny"], "stock of 8B"),
+    ],
+)
+def test_only_a_whole_run_is_published(words: list[str], missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    handoff.arguments(words)
+    with pytest.raises(SystemExit) as ended:
+        handoff.arguments([*words, "--publish"])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "only a whole run is published" in told and missing in told
+
+
+def test_figures_that_are_kept_complete_a_run(tmp_path: Path) -> None:
+    kept, names = tmp_path / "kept.json", list(connectors.CONTESTANTS)
+    assert handoff.arguments(["--publish"]).parts == handoff.PARTS
+    assert handoff.arguments(["--gpu", "--publish"]).publish
+    words = ["--models", "fat", "--only", "ours,early", "--into", str(kept), "--publish"]
+    with pytest.raises(SystemExit):
+        handoff.arguments(words)
+    kept.write_text(json.dumps({"tiny": {name: {} for name in names}, "fat": {name: {} for name in names[:3]}}))
+    assert handoff.arguments(words).publish
+
+
 def test_without_a_gpu_the_gpu_part_says_so_and_measures_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
