@@ -19,13 +19,14 @@ from router.predict.step_model import SURE, UNKNOWN, Make
 from router.scheduler.flow_control.queue import AGING_S_MIN
 from router.scheduler.flow_control.saturation import SaturationDetector
 from router.scheduler.placements import SchedulingContext
-from router.scheduler.scheduler import Scheduler
+from router.scheduler.scheduler import Calls, Scheduler
 from router.scheduler.scoring.policies import POLICIES
 from router.scheduler.scoring.prices import Scoring
 
 ASK = Choose(frozenset(), hand_over=True)
 STEP = StepCost(floor_ms=5.0, start_ms=0.0, token_ms=0.01, area_ms=0.0, decode_ms=5.0, context_ms=0.0, request_ms=0.05)
 WANTED = Wanted(model="m", hand_over=True, prompt_tokens=1000, arrived=1.0)
+FORETOLD = replace(WANTED, output_tokens=200.0, output_lengths=(10, 20, 40, 100, 200, 400, 800))
 
 
 P, P2, D = InstanceId("p"), InstanceId("p2"), InstanceId("d")
@@ -37,12 +38,13 @@ def scheduler(
     makes: Callable[[Instance], Make | None] = lambda _: None,
     prefills: int = 1,
     policy: str = "workload",
+    foresees: bool = False,
 ) -> Scheduler:
     view = FleetView(makes)
     for name, role in ((P, Role.PREFILL), (D, Role.DECODE), (P2, Role.PREFILL))[: 1 + prefills]:
         view.add(Instance(id=name, role=role, url=f"http://{name}"))
         view.seen(name, ({"id": "m"},), Load())
-    return Scheduler(view, POLICIES[policy], admission=admission)
+    return Scheduler(view, POLICIES[policy], admission=admission, foresees=foresees)
 
 
 class Shut(SaturationDetector):
@@ -99,6 +101,56 @@ def test_the_scheduling_context_keeps_the_predicted_times() -> None:
     here.choose(context, ASK, 1.25)
     assert context.ttft_ms > 250, "the time that the request has waited is included"
     assert context.tpot_ms > 0
+
+
+def ask_all(here: Scheduler, called: Calls) -> list[SchedulingContext]:
+    """Let the called requests ask, and those that they pass the call on to, until no request asks any more. Returns
+    the requests that found a place.
+    """
+    placed: list[SchedulingContext] = []
+    while called:
+        each, *rest = called
+        assert isinstance(each, SchedulingContext)
+        chosen, more = here.choose(each, ASK, 4.0)
+        called = (*rest, *more, *(here.found_none(each) if chosen.wait else ()))
+        placed += [] if chosen.wait else [each]
+    return placed
+
+
+@pytest.mark.parametrize("admission", [False, True])
+def test_a_request_that_needs_more_memory_than_is_free_does_not_hold_up_smaller_ones(admission: bool) -> None:
+    """The prompt has more tokens than the busy instance's KV cache has free. A freed place was offered to it alone, so
+    all requests behind it waited until their deadlines.
+    """
+    here = scheduler(admission=admission, foresees=True)
+    for each in here.view.all():
+        each.credits = 2
+    one, two, small = (SchedulingContext(FORETOLD) for _ in range(3))
+    large = SchedulingContext(replace(FORETOLD, prompt_tokens=450_000))
+    for context in (one, two):
+        assert here.choose(context, ASK, 1.0)[0].decode == D
+    for context in (large, small):
+        assert here.choose(context, ASK, 2.0)[0].wait
+        assert here.found_none(context) == ()
+    called = here.finish(two, 3.0)
+    assert called == (large,), "the requests ask in the order of their arrival"
+    assert ask_all(here, called) == [small]
+    called = here.finish(one, 4.0) + here.finish(small, 4.0)
+    assert ask_all(here, called) == [large], "an instance without answers has room for any request"
+
+
+def test_a_request_for_a_long_answer_does_not_hold_up_shorter_ones() -> None:
+    here = scheduler(admission=False, foresees=True)
+    for each in here.view.all():
+        each.credits = 2
+    one, two, short = (SchedulingContext(FORETOLD) for _ in range(3))
+    long = SchedulingContext(replace(FORETOLD, output_tokens=1e9, output_lengths=(10**9,) * 7))
+    for context in (one, two):
+        assert here.choose(context, ASK, 1.0)[0].decode == D
+    for context in (long, short):
+        assert here.choose(context, ASK, 2.0)[0].wait
+        here.found_none(context)
+    assert ask_all(here, here.finish(two, 3.0)) == [short]
 
 
 def test_lateness_is_known_although_the_decode_instance_never_computed_a_prompt() -> None:
