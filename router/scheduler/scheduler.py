@@ -39,6 +39,10 @@ SECOND_LEGS_SAVED = 10.0
 HANDSHAKE_S = 0.5
 """The time of a first handshake between two engines, with margin (0.1 to 0.3 s on loopback)."""
 
+LOOK_S: Final = 0.5
+"""Seconds after which a request that found no room asks again, if nothing has happened. Room may come by time alone:
+the longer ago prompts were computed, the faster decode steps are expected to be."""
+
 LOSES = "handing over loses for its class, so it was not offered"
 """What `because` says, in addition, of a request that the guard serves aggregated."""
 
@@ -335,7 +339,10 @@ class Scheduler:
 
     def found_none(self, context: SchedulingContext) -> Calls:
         """The request waits (`journey.AwaitFleet`): if it was called, the call passes to another request."""
-        if not self._may_begin():
+        may_begin = self._may_begin()
+        if self.admission is not None and self.wakeup_s is None:
+            self.wakeup_s = self._now + LOOK_S
+        if not may_begin:
             self.line.rests(context)
             return ()
         return self.line.found_none(context)

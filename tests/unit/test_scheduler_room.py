@@ -14,12 +14,13 @@ from costs.step import StepCost
 from router.core.journey import Choose
 from router.core.values import Promise, Wanted
 from router.fleet.view import FleetView
+from router.predict.inflight_load import DUTY_S
 from router.predict.margins import PROMPTLY, WIDEST
 from router.predict.step_model import SURE, UNKNOWN, Make
 from router.scheduler.flow_control.queue import AGING_S_MIN
 from router.scheduler.flow_control.saturation import SaturationDetector
 from router.scheduler.placements import SchedulingContext
-from router.scheduler.scheduler import Calls, Scheduler
+from router.scheduler.scheduler import LOOK_S, Calls, Scheduler
 from router.scheduler.scoring.policies import POLICIES
 from router.scheduler.scoring.prices import Scoring
 
@@ -151,6 +152,63 @@ def test_a_request_for_a_long_answer_does_not_hold_up_shorter_ones() -> None:
         assert here.choose(context, ASK, 2.0)[0].wait
         here.found_none(context)
     assert ask_all(here, here.finish(two, 3.0)) == [short]
+
+
+@pytest.mark.parametrize("prefill_up", [True, False], ids=["all up", "decode instances alone"])
+def test_a_request_with_a_target_is_called_when_an_instance_that_serves_it_whole_has_a_place(prefill_up: bool) -> None:
+    """Without prefill instances no prompt was expected to begin anywhere, so a free place was offered to no request."""
+    here = scheduler(admission=True, foresees=True)
+    here.view.get(P).up, here.view.get(D).credits = prefill_up, 1
+    one, two = (SchedulingContext(FORETOLD, Promise(ttft_ms=2000, tpot_ms=50)) for _ in range(2))
+    assert here.choose(one, ASK, 1.0)[0].decode == D
+    here.opened(one, 1.1)
+    assert here.choose(two, ASK, 1.2)[0].wait
+    here.found_none(two)
+    assert here.room() == (two,)
+    assert here.choose(two, ASK, 1.3)[0].wait
+    here.found_none(two)
+    assert here.finish(one, 1.5, 200) == (two,)
+    assert here.choose(two, ASK, 1.5)[0].decode == D
+
+
+def test_a_request_that_waits_for_steps_to_get_faster_is_asked_again_without_any_event() -> None:
+    """A long prompt has just taken much of the instance's time. Its answers are expected to be slow for some seconds,
+    and then to have room for another one: no event tells when.
+    """
+    here = scheduler(admission=True, foresees=True)
+    here.view.get(P).up = False
+    promise = Promise(ttft_ms=20_000, tpot_ms=10)
+    first, long = SchedulingContext(FORETOLD, promise), SchedulingContext(replace(FORETOLD, prompt_tokens=250_000))
+    assert here.choose(first, ASK, 1.0)[0].decode == D
+    here.opened(first, 1.1)
+    assert here.choose(long, ASK, 1.1)[0].decode == D
+    here.opened(long, 8.6)
+    here.finish(long, 8.6, 1)
+    waits = SchedulingContext(replace(FORETOLD, arrived=8.7), promise)
+    assert here.choose(waits, ASK, 8.7)[0].wait
+    assert here.found_none(waits) == ()
+    now, asked = 8.7, 0
+    while waits.decode is None:
+        wakeup_s = here.next_wakeup()
+        assert wakeup_s == pytest.approx(now + LOOK_S)
+        now, asked = wakeup_s, asked + 1
+        assert here.look(now) == (waits,)
+        if here.choose(waits, ASK, now)[0].wait:
+            assert here.found_none(waits) == ()
+    assert asked > 1 and now < 8.7 + 2 * DUTY_S
+    here.finish(waits, now + 1.0, 20)
+    here.look(now + 1.0)
+    assert here.next_wakeup() is None, "no request waits"
+
+
+def test_without_promises_only_events_make_room() -> None:
+    here = scheduler(admission=False, foresees=True)
+    here.view.get(D).credits = 1
+    one, two = SchedulingContext(FORETOLD), SchedulingContext(FORETOLD)
+    assert here.choose(one, ASK, 1.0)[0].decode == D
+    assert here.choose(two, ASK, 1.0)[0].wait
+    here.found_none(two)
+    assert here.next_wakeup() is None
 
 
 def test_lateness_is_known_although_the_decode_instance_never_computed_a_prompt() -> None:
