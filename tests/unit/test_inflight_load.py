@@ -281,7 +281,7 @@ def test_prompts_that_are_refused_at_once_do_not_make_steps_look_fast() -> None:
     """A client sends a prompt every second that its engine refuses within some milliseconds."""
     here = inflight()
     step_ms = None
-    for second in range(1, 31):
+    for second in map(float, range(1, 31)):
         here.prompt_placed(refused := booking(), 0, 7500.0, 7250.0, second)
         here.prompt_over(refused, second + 0.005, done=False)
         here.answer_placed(answer := booking(), 0, second + 0.01)
