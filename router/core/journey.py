@@ -280,10 +280,7 @@ class Journey:
             return self._fail(no_instance(event.because + failed))
         self.attempt += 1
         previous, self.decode = self.decode, event.decode
-        usable = self.transfer is not None and not self.touched and self.now < self.held_until
-        if (
-            event.prefill is not None and usable and not event.anew
-        ):  # the blocks are still held on the first P: another D pulls them
+        if event.prefill is not None and self._may_be_pulled and not event.anew:  # the blocks are held on the first P
             return (self._send_decode(event.decode, self.transfer),)
         release = self._let_go(event.decode if event.decode != self.prefill else previous)
         if event.prefill is None:  # aggregated: one engine serves it all; a producer must never be asked to pull
@@ -349,8 +346,7 @@ class Journey:
 
     def _choose(self) -> Choose:
         """Ask for instances; a hold goes only to a D that may have it."""
-        usable = self.transfer is not None and not self.touched
-        holders = (self.prefill,) if usable and self.prefill is not None else ()
+        holders = (self.prefill,) if self._may_be_pulled and self.prefill is not None else ()
         return Choose(self.excluded, self.hand_over, holders=holders)
 
     def _prefilled(self, event: PrefillAnswered) -> tuple[Effect, ...]:
@@ -497,6 +493,11 @@ class Journey:
         return (Finish(self.outcome),)
 
     # -- shared turns --
+
+    @property
+    def _may_be_pulled(self) -> bool:
+        """Whether another D may pull the hold."""
+        return self.transfer is not None and not self.touched and self.now < self.held_until
 
     @property
     def _may_turn(self) -> bool:

@@ -31,6 +31,7 @@ NOTE_BYTES_MAX: Final = 1 << 20
 
 _Name = Annotated[str, msgspec.Meta(max_length=256)]
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Length = Annotated[float, msgspec.Meta(ge=1, le=1e12)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Chunks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=CHUNKS_MAX)]
 _Numbers = Annotated[tuple[_Count, ...], msgspec.Meta(max_length=100_000)]
@@ -75,9 +76,9 @@ class BookingState(msgspec.Struct, array_like=True, frozen=True):
     prompt_tokens: _Count
     mean_tokens: _Amount
     """The expected length of its answer."""
-    short_tokens: _Amount
+    short_tokens: _Length
     """The length of a short answer to it (the 0.1 quantile)."""
-    middle_tokens: _Amount
+    middle_tokens: _Length
     """The length of a median answer to it."""
     variance: _Amount
     """The variance of the answer's length, in tokens²."""

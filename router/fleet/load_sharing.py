@@ -54,7 +54,8 @@ class LoadSharing:
                 of any program that reaches the registry are believed.
             handle: passes an event to the view as a machine.
             freed: called when a queued request may find room, because a peer has told of an end or is lost.
-            lost: called with ``refused`` for each note that is not proven or unreadable, with ``missing`` for each gap.
+            lost: called with ``refused`` for each note that is not proven, is unreadable or has impossible numbers, and
+                with ``missing`` for each gap.
         """
         self._registry: Final = registry
         self._view: Final = view
@@ -138,7 +139,11 @@ class LoadSharing:
         if note.router not in self._peers():
             return  # this router's own, or that of one whose first heartbeat is not read yet
         now = time.monotonic()
-        self._handle(events.LoadNoted(note, now))
+        try:
+            self._handle(events.LoadNoted(note, now))
+        except (ArithmeticError, ValueError):  # a peer's numbers must not end the loop that hears all peers
+            self._lost("refused")
+            return
         if self._view.peer_load.gaps > self._gaps:
             self._gaps = self._view.peer_load.gaps
             self._lost("missing")

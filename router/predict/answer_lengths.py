@@ -4,7 +4,7 @@ An answer's length is looked up at up to seven levels, from everything to (tenan
 `max_tokens`, cues). Each level counts by how much it has seen (`router.predict.sketches`); with nothing seen, a prior
 is used. What is learned is the length that the model would have chosen: an answer cut off by `max_tokens` counts as "at
 least that", and the limit is applied at prediction. No prediction is above `max_tokens`, and an answer that ignores the
-end of sequence has exactly that many tokens.
+end of sequence has exactly that many tokens. Nor is any above `LENGTH_MAX`, whatever a client allows.
 
 Served quantiles are calibrated online per (tenant, model). If too many answers end above the 0.9 quantile, a higher
 one is served in its place, so that the share of answers below it comes to 0.9 in spite of drift. For that, the quantile
@@ -137,7 +137,7 @@ class AnswerLengths:
         """`below`: the share of answers shorter than each of `EDGES`; `shifts`: logits to add at each of `LEVELS`."""
         self.features: Final = features
         self._below: Final = below
-        cap = LENGTH_MAX if features.max_tokens is None else max(1, features.max_tokens)
+        cap = LENGTH_MAX if features.max_tokens is None else min(LENGTH_MAX, max(1, features.max_tokens))
         self._cap: Final = cap
         self._floor: Final = cap if features.ignore_eos else min(cap, max(1, features.min_tokens))
         highest = -math.inf
@@ -190,14 +190,14 @@ class AnswerLengths:
         """The expected number of further tokens of an answer with `made` tokens that continues; 0 if it must have
         ended.
         """
-        if made >= min(self._cap, LENGTH_MAX):
+        if made >= self._cap:
             return 0.0
         if made < self._floor:
             return self._floor - made + self.mean_remaining(self._floor)
         reach = 1.0 - self.share_below(made + 1)
         if reach <= 0:
             return 1.0
-        whole = (self._area(min(self._cap, LENGTH_MAX) + 1) - self._area(made + 1)) / reach
+        whole = (self._area(self._cap + 1) - self._area(made + 1)) / reach
         return min(max(whole, 1.0 if made else 0.0), self._cap - made)
 
     def _whole(self, edge: float) -> int:

@@ -304,7 +304,9 @@ class InflightLoad:
         at, speed = self.rows[row], self.step_model.rows[row]
         booking.prefill_row, booking.prefill_life, booking.prefill_ms = row, at.life, ms
         booking.plain_ms = ms / speed.prefill_factor
+        booking.placed_s, booking.stall_ms = now, stall_ms
         booking.sent_s = now + speed.first / 1000.0
+        booking.begins_s = max(booking.sent_s, at.ends / 1000.0)
         if booking.number != OF_A_PEER:  # the engine reports to the router that sent it
             at.reported.open[booking] = booking.sent_s * 1000.0
             if self.updates is not None:
@@ -334,6 +336,8 @@ class InflightLoad:
         if at.life != booking.prefill_life:
             return
         self.turn += 1
+        if not done and not presumed:
+            self._take_back(booking, at, ms, now)
         if booking.number == OF_A_PEER:
             at.peers_prompts -= 1
             at.peers_left += 1
@@ -352,6 +356,17 @@ class InflightLoad:
             at.since = min(now, max(at.since + ms / 1000.0, now - self.step_model.rows[row].lead / 1000.0))
         at.expect_ends(self.step_model.rows[row])
         self._mirror.changed(row)
+
+    def _take_back(self, booking: InflightRequest, at: RowLoad, ms: float, now: float) -> None:
+        """The prompt will not be computed there: answers do not wait for the rest of it."""
+        began_s = max(at.since, booking.sent_s)
+        if at.prompts > 1:  # those before it may not have ended
+            began_s = max(began_s, booking.begins_s)
+        left_ms = booking.stall_ms * (1.0 - min(1.0, max(0.0, (now - began_s) * 1000.0 / ms)))
+        at.outlive(now)
+        at.stalled -= left_ms
+        faded = math.exp((booking.placed_s - self._base_s) / DUTY_S)
+        at.recent = max(0.0, at.recent - left_ms * (0.001 / DUTY_S) * faded)
 
     def pulls(self, row: int) -> TransferModel:
         """The transfer model of this row."""

@@ -17,10 +17,10 @@ class InflightRequest:
     """The bookings of one request. It has many attributes: each booked number is kept, to be taken back as it was."""
 
     __slots__ = (
-        "began_tpot_ms", "cached_tokens", "chunks", "context", "decode_life", "decode_row", "first_margin", "first_s",
-        "limits", "margin", "mean_tokens", "middle_tokens", "number", "opened_s", "pause_ms", "plain_ms",
-        "prefill_life", "prefill_ms", "prefill_row", "prompt_tokens", "pull", "seeded", "sent_s", "short_tokens",
-        "tpot_ms", "tried", "ttft_ms", "variance",
+        "began_tpot_ms", "begins_s", "cached_tokens", "chunks", "context", "decode_life", "decode_row",
+        "first_margin", "first_s", "limits", "margin", "mean_tokens", "middle_tokens", "number", "opened_s",
+        "pause_ms", "placed_s", "plain_ms", "prefill_life", "prefill_ms", "prefill_row", "prompt_tokens", "pull",
+        "seeded", "sent_s", "short_tokens", "stall_ms", "tpot_ms", "tried", "ttft_ms", "variance",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +53,12 @@ class InflightRequest:
         """The time of its prompt by the cost profile alone."""
         self.sent_s = 0.0
         """The time at which its prompt can begin, once the engine's front end has passed it on; in seconds."""
+        self.begins_s = 0.0
+        """The predicted time at which its prompt begins, after those before it; in seconds."""
+        self.placed_s = 0.0
+        """The time at which its prompt was placed, in seconds."""
+        self.stall_ms = 0.0
+        """For how long its prompt was predicted to keep answers there waiting."""
         self.cached_tokens = 0
         """The expected number of cached prompt tokens at the prefill instance."""
         self.chunks: tuple[int, ...] = ()

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Final
 
 from router.core.load_notes import BookingState, LoadNote, PromptState
-from router.predict.inflight_load import DUTY_S, InflightLoad
+from router.predict.inflight_load import DUTY_S, REBASE_S, InflightLoad
 from router.predict.inflight_request import OF_A_PEER, InflightRequest
 from router.predict.prefix_cache import PrefixCacheIndex
 
@@ -131,8 +131,9 @@ class PeerLoad:
     def _prompt(self, booking: InflightRequest, state: BookingState, now: float) -> None:
         row = self._row_of.get(state.prefill, -1)
         recent = state.prompt is PromptState.WAITS or state.placed_ago_ms < 1000.0 * DUTY_S
-        if row >= 0 and booking.prefill_row < 0 and recent:
-            placed_s = now - state.placed_ago_ms / 1000.0
+        # A prompt that takes no time could not be told from one that has ended.
+        if row >= 0 and booking.prefill_row < 0 and recent and state.prompt_ms > 0:
+            placed_s = now - min(state.placed_ago_ms / 1000.0, REBASE_S)  # what is older has faded
             self._inflight.prompt_placed(booking, row, state.prompt_ms, state.stall_ms, placed_s)
             booking.plain_ms = state.plain_ms
         if state.prompt > PromptState.WAITS and booking.prefill_ms > 0:

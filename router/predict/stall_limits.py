@@ -102,8 +102,8 @@ class StallLimits:
             if limit.over:
                 continue
             del limit.among[bisect_left(limit.among, limit.until_ms)]
-            more = limit.tokens
-            limit.tokens *= 2
+            more = max(1.0, limit.tokens)
+            limit.tokens = 2.0 * more
             limit.place(step_ms)
             self.expect_longer(limit, when, more, step_ms)
 

@@ -97,8 +97,18 @@ class Placements:
         self._guard: Final = guard
         self.lengths: Final = Predictor()
 
-    def placed(self, expected: Placement, wanted: Wanted, chosen: Chosen, *, tried: bool = False) -> Prices:
-        """The policy has found a place. Returns the predicted prices there. `tried`: the request is a try (`Tries`)."""
+    def placed(
+        self, expected: Placement, wanted: Wanted, chosen: Chosen, *, tried: bool = False, held: bool = False
+    ) -> Prices:
+        """The policy has found a place. Returns the predicted prices there.
+
+        Args:
+            expected: the request's predictions.
+            wanted: what the request wants.
+            chosen: its place.
+            tried: the request is a try (`Tries`).
+            held: its prompt is computed, and D pulls it from the instance that holds it: P gets no prompt.
+        """
         fleet, inflight = self._fleet, self._fleet.inflight
         prices = prices_of(fleet, wanted)
         prompt_row, answer_row = rows_of(fleet, chosen)
@@ -121,14 +131,16 @@ class Placements:
             if prices.ttft_ms:
                 inflight.tries.let_in(prices.ttft_ms, wanted.now, tried=tried)
         ms, stall_ms = prices.prompt_at(prompt_row), prices.stall_at(prompt_row)
-        inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
-        expected.pulls_beginning = chosen.source is not None
-        if chosen.source is not None:
+        if not held:
+            inflight.prompt_placed(booking, prompt_row, ms, stall_ms, wanted.now)
+        expected.pulls_beginning = chosen.source is not None and not held
+        if expected.pulls_beginning:
             booking.plain_ms = 0.0
         if answer_row != prompt_row:
             booking.pause_ms = prices.pause_ms(prompt_row, answer_row)
             booking.seeded = not prices.waits(answer_row)
-            if wanted.streamed and prices.learns(answer_row):  # otherwise the end of the pull is not seen
+            # Otherwise the pull's end, or the way that its bytes come, is not known.
+            if wanted.streamed and not held and prices.learns(answer_row):
                 booking.pull = ExpectedTransfer(
                     told_ms=prices.told_ms(prompt_row, answer_row),
                     moving_ms=prices.moving_ms(prompt_row, answer_row),
@@ -140,7 +152,7 @@ class Placements:
             inflight.answer_placed(booking, answer_row, wanted.now)
         if fleet.prefixes is not None and wanted.prefix:
             booking.chunks = wanted.prefix
-            sent = fleet.prefixes.sent(prompt_row, wanted.prefix, wanted.now)
+            sent = None if held else fleet.prefixes.sent(prompt_row, wanted.prefix, wanted.now)
             expected.sent = [] if sent is None else [sent]
             if answer_row != prompt_row:
                 fleet.prefixes.sent(answer_row, wanted.prefix, wanted.now)

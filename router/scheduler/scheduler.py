@@ -39,6 +39,10 @@ SECOND_LEGS_SAVED = 10.0
 HANDSHAKE_S = 0.5
 """The time of a first handshake between two engines, with margin (0.1 to 0.3 s on loopback)."""
 
+LOOK_S: Final = 0.5
+"""Seconds after which a request that found no room asks again, if nothing has happened. Room may come by time alone:
+the longer ago prompts were computed, the faster decode steps are expected to be."""
+
 LOSES = "handing over loses for its class, so it was not offered"
 """What `because` says, in addition, of a request that the guard serves aggregated."""
 
@@ -180,7 +184,8 @@ class Scheduler:
 
     def choose(self, context: SchedulingContext, effect: Choose, now: float) -> tuple[Chosen, Calls]:
         """Ask the policy, and take D's place before P begins. Without a place the request waits in the queue; a request
-        that asks for its second leg keeps its place.
+        that asks for its second leg keeps its place. A request whose prompt is held (`Choose.holders`) needs only a D
+        that may pull it: the chosen P computes nothing.
         """
         if effect.second and not self.legs.allows_second(context):
             return Chosen(None, None, "its prefill instance has a queue, or there are enough second legs"), ()
@@ -199,10 +204,13 @@ class Scheduler:
         if effect.second and (chosen.prefill is None or _keeps_apart(fleet, effect, wanted, chosen)):
             kept = former if former is not None and self.view.knows(former) else None
             return Chosen(None, None, chosen.because), calls + self.occupy(context, kept)
-        if chosen.prefill is not None:
-            self.legs.prefill_leg(context, chosen.prefill, second=effect.second)
+        held, prefill = False, chosen.prefill
+        if prefill is not None:
             if _keeps_apart(fleet, effect, wanted, chosen):
                 chosen = replace(chosen, anew=True)
+            held = bool(effect.holders) and not effect.second and not chosen.anew
+            if not held:
+                self.legs.prefill_leg(context, prefill, second=effect.second)
         if chosen.wait:
             if admission is not None:
                 return chosen, calls + admission.enter(context, wanted)
@@ -212,10 +220,10 @@ class Scheduler:
             return admission.refusal(wanted), calls + self.line.leave(context, placed=False)
         calls += self.line.leave(context, placed=chosen.decode is not None)
         if chosen.decode is not None:
-            self._take_place(context, wanted, chosen)
+            self._take_place(context, wanted, chosen, held=held)
             if context.aggregated:
                 chosen = replace(chosen, because=f"{chosen.because}; {LOSES}")
-            if chosen.prefill is not None:
+            if prefill is not None and not held:
                 chosen = _with_early(fleet, context, chosen, now)
         return chosen, calls + self.occupy(context, chosen.decode)
 
@@ -242,10 +250,10 @@ class Scheduler:
             scoring=self.scoring,
         )
 
-    def _take_place(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen) -> None:
+    def _take_place(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen, *, held: bool) -> None:
         if self.placements is None:
             return
-        prices = self.placements.placed(context.expected, wanted, chosen, tried=context.tried)
+        prices = self.placements.placed(context.expected, wanted, chosen, tried=context.tried, held=held)
         row, answer_row = rows_of(self.view.all(), chosen)
         context.ttft_ms, context.tpot_ms = prices.first_ms(row, answer_row), prices.tpot_at(answer_row)
         if self.admission is not None:
@@ -335,7 +343,10 @@ class Scheduler:
 
     def found_none(self, context: SchedulingContext) -> Calls:
         """The request waits (`journey.AwaitFleet`): if it was called, the call passes to another request."""
-        if not self._may_begin():
+        may_begin = self._may_begin()
+        if self.admission is not None and self.wakeup_s is None:
+            self.wakeup_s = self._now + LOOK_S
+        if not may_begin:
             self.line.rests(context)
             return ()
         return self.line.found_none(context)

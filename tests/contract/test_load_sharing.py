@@ -27,7 +27,7 @@ from kvtransfer.sealed_notes import sealed
 from kvtransfer.ticket import SigningKey
 from router.api.config import RouterConfig
 from router.core.load_notes import LoadNote, note_bytes
-from router.fleet import load_sharing
+from router.fleet import events, load_sharing
 from router.fleet.view import FleetView
 
 KEY = SigningKey("k1", b"s" * 32)
@@ -247,3 +247,27 @@ async def test_a_connection_that_brings_not_even_a_routers_own_notes_is_made_ane
     async with Background(sharing.tell_forever()), Background(sharing.hear_forever()), asyncio.timeout(SOON_S):
         await renewed.wait()
     assert heard == []
+
+
+@pytest.mark.parametrize("error", [OverflowError("math range error"), ZeroDivisionError(), ValueError("math domain")])
+async def test_a_note_that_cannot_be_counted_is_refused_and_the_next_one_is_heard(error: Exception) -> None:
+    heard: list[object] = []
+
+    def handle(event: events.FleetEvent) -> None:
+        assert isinstance(event, events.LoadNoted)
+        heard.append(event.note.number)
+        if event.note.number == 1:
+            raise error
+
+    registry, lost = MemoryRegistry(time.monotonic), list[str]()
+    sharing = load_sharing.LoadSharing(
+        "router-a", registry, FleetView(), peers=lambda: {"router-b"}, keys=None, handle=handle,
+        freed=lambda: None, lost=lost.append,
+    )  # fmt: skip
+    async with Background(sharing.hear_forever()), asyncio.timeout(SOON_S):
+        await asyncio.sleep(0)  # it listens
+        for number in (1, 2):
+            await registry.send_note(sealed(note_bytes(LoadNote("router-b", number)), ()))
+        while len(heard) < 2:
+            await asyncio.sleep(0.01)
+    assert (heard, lost) == ([1, 2], ["refused"])

@@ -644,7 +644,8 @@ def test_a_hold_whose_lease_may_have_ended_is_not_pulled(waited_s: float, pulls:
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)])])
     play(machine, [(Lost("refused", untouched=True), [Choose(frozenset({D}), hand_over=True, holders=(P,))])])
     play(machine, [(Chosen(None, None, "full", wait=True), [AwaitFleet()])])
-    play(machine, [(FleetChanged(), [Choose(frozenset({D}), hand_over=True, holders=(P,))])], now=1.0 + waited_s)
+    holders = (P,) if pulls else ()
+    play(machine, [(FleetChanged(), [Choose(frozenset({D}), hand_over=True, holders=holders)])], now=1.0 + waited_s)
     anew = [Release(D2, HOLD), SendPrefill(P, 2)]
     play(machine, [(Chosen(P, D2, "a place"), [SendDecode(D2, HOLD)] if pulls else anew)], now=1.0 + waited_s)
 

@@ -43,6 +43,10 @@ class Twice:
             here.answer_placed(each, 0, now)
         self.open.append(both)
 
+    def drop(self, now: float, which: int) -> None:
+        for here, each in zip(self.books, self.open[which % len(self.open)], strict=True):
+            here.prompt_over(each, now, done=False)
+
     def go_on(self, now: float, which: int, *, ends: bool) -> None:
         both = self.open[which % len(self.open)]
         for here, each in zip(self.books, both, strict=True):
@@ -56,7 +60,7 @@ class Twice:
 
 steps = st.tuples(
     st.floats(0.0, 1.5),
-    st.sampled_from(["begin", "begin", "open", "end", "ask", "ask"]),
+    st.sampled_from(["begin", "begin", "open", "drop", "end", "ask", "ask"]),
     st.integers(0, 9),
     st.integers(1, 8000),
     st.floats(2.0, 60.0),
@@ -74,6 +78,8 @@ def test_questions_about_harm_do_not_change_the_load(history: list[tuple[float, 
             here.begin(now, prompt, short, tpot_ms)
         elif what == "ask":
             asked.harmed(0, 100.0, short, 40.0, now)
+        elif what == "drop" and here.open:
+            here.drop(now, which)
         elif here.open:
             here.go_on(now, which, ends=what == "end")
     for ms in (0.0, 1.0, 10.0, 100.0, 1000.0, 1e5):

@@ -196,6 +196,7 @@ def test_a_hold_goes_to_no_d_with_another_adapter() -> None:
         view = view_of({P: {"poet": "a"}, P2: {"poet": digest}, D: {"poet": digest}})
         scheduler = Scheduler(view, POLICIES["least_load"])
         context = SchedulingContext(Wanted(model="poet", hand_over=True))
+        assert scheduler.choose(context, Choose(frozenset(), hand_over=True), 0.0)[0].decode == D
         found, _ = scheduler.choose(context, Choose(frozenset(), hand_over=True, holders=(P,)), 0.0)
         assert (found.decode, found.anew) == (D, anew)
         second = Choose(frozenset({P}), hand_over=True, second=True, holders=(P,))

@@ -229,6 +229,69 @@ def test_prompts_leave_less_time_to_answers_for_a_while() -> None:
     assert here.idle(DUTY_S)[0] == IDLE_MIN
 
 
+@pytest.mark.parametrize(("began", "left"), [(-1.0, 1.0), (0.0, 1.0), (0.25, 0.75), (1.0, 0.0), (3.0, 0.0)])
+def test_answers_do_not_wait_for_the_rest_of_a_prompt_that_is_dropped(began: float, left: float) -> None:
+    """`began`: how much of the prompt's time has passed when it is dropped. It was counted as computed in full, so
+    predicted steps were up to ten times too long: for a prompt that its engine refused at once, too.
+    """
+    here, answer, prompt = inflight(), booking(tpot=10.0), booking()
+    here.answer_placed(answer, 0, 1.0)
+    here.opened(answer, 1.0)
+    here.prompt_placed(prompt, 0, 1000.0, 800.0, 2.0)
+    at, dropped_s = here.rows[0], 2.0 + FIRST_S + began
+    before = at.stalled, at.recent
+    here.prompt_over(prompt, dropped_s, done=False)
+    assert at.stalled == pytest.approx(before[0] - left * 800.0, abs=1e-6)
+    assert at.recent == pytest.approx(before[1] * (1 - left), abs=1e-9 * before[1])
+    assert at.recent >= 0.0
+    here.prompt_over(prompt, dropped_s, done=False)
+    assert at.stalled == pytest.approx(before[0] - left * 800.0, abs=1e-6), "once"
+
+
+def test_a_prompt_that_is_dropped_behind_others_has_not_begun() -> None:
+    here, one, two = inflight(), booking(), booking()
+    here.prompt_placed(one, 0, 1000.0, 1000.0, 1.0)
+    here.prompt_placed(two, 0, 200.0, 200.0, 1.1)
+    here.prompt_over(two, 1.5, done=False)
+    assert here.rows[0].stalled == pytest.approx(1000.0)
+    here.prompt_placed(two, 0, 200.0, 200.0, 1.6)
+    here.prompt_over(one, 1.8, done=True)
+    here.prompt_over(two, 1.85, done=False)
+    assert here.rows[0].stalled == pytest.approx(1050.0), "it began early, as the one before it ended early"
+
+
+@pytest.mark.parametrize("presumed", [True, False])
+def test_a_prompt_that_counts_as_computed_has_taken_its_time(presumed: bool) -> None:
+    here, one = inflight(), booking()
+    here.prompt_placed(one, 0, 100.0, 100.0, 1.0)
+    here.prompt_over(one, 1.01, done=not presumed, presumed=presumed)
+    assert here.rows[0].stalled == 100.0
+
+
+def test_a_prompt_may_be_dropped_however_long_ago_it_was_placed() -> None:
+    here, old = inflight(), booking()
+    here.prompt_placed(old, 0, 1e10, 1e10, 1.0)
+    here.prompt_placed(booking(), 1, 10.0, 10.0, 1e6)  # the times of all rows are counted from here on
+    here.prompt_over(old, 1e6, done=False)
+    assert here.rows[0].recent == 0.0
+    assert here.rows[0].stalled == pytest.approx(1e9, rel=1e-3), "a tenth of its time has passed"
+
+
+def test_prompts_that_are_refused_at_once_do_not_make_steps_look_fast() -> None:
+    """A client sends a prompt every second that its engine refuses within some milliseconds."""
+    here = inflight()
+    step_ms = None
+    for second in map(float, range(1, 31)):
+        here.prompt_placed(refused := booking(), 0, 7500.0, 7250.0, second)
+        here.prompt_over(refused, second + 0.005, done=False)
+        here.answer_placed(answer := booking(), 0, second + 0.01)
+        step_ms = here.rows[0].step if step_ms is None else step_ms
+        here.opened(answer, second + 0.01)
+        here.answer_over(answer, second + 0.01 + 0.1 * step_ms, 101)
+    assert here.step_model.rows[0].decode_factor == pytest.approx(1.0, rel=0.01)
+    assert here.rows[0].progress(31.0) == pytest.approx(31_000.0)
+
+
 def test_a_row_that_goes_to_another_instance_keeps_nothing() -> None:
     here, one = inflight(), booking(tpot=10.0)
     place(here, one, 0, 30.0, 0.0)

@@ -91,6 +91,16 @@ def test_the_limit_holds_and_a_forced_length_is_known() -> None:
     assert predictor.predict(ASKED._replace(min_tokens=800)).quantile(0.01) == 800
 
 
+@pytest.mark.parametrize(("ignore_eos", "min_tokens"), [(True, 0), (False, 10**9)])
+def test_no_limit_makes_a_prediction_longer_than_the_longest_answer(ignore_eos: bool, min_tokens: int) -> None:
+    """Such a prediction books memory that no instance has, so its instance would take no other request."""
+    asked = ASKED._replace(max_tokens=10**9, min_tokens=min_tokens, ignore_eos=ignore_eos)
+    found = Predictor().predict(asked)
+    assert found.served == (LENGTH_MAX,) * 3
+    assert (found.mean, found.outlook().mean) == (LENGTH_MAX, LENGTH_MAX)
+    assert (found.mean_remaining(LENGTH_MAX - 1), found.mean_remaining(LENGTH_MAX)) == (1, 0)
+
+
 def test_forced_lengths_teach_nothing() -> None:
     predictor = Predictor()
     predictor.learn(predictor.predict(ASKED._replace(max_tokens=10, ignore_eos=True)), 10)

@@ -9,6 +9,7 @@ from router.core.load_notes import BookingState, LoadNote, PromptState
 from router.core.values import Reported, Wanted
 from router.fleet import events as d
 from router.fleet.view import FleetView, can_pin, turned_away
+from router.predict.prefix_cache import PrefixCacheIndex
 from router.scheduler.placements import SchedulingContext
 from router.scheduler.scheduler import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Scheduler
 from router.scheduler.scoring.policies import POLICIES
@@ -162,6 +163,63 @@ def test_a_second_leg_is_sent_if_later_legs_are_answered_first() -> None:
     here.leg_ended(P)
     here.leg_ended(P)
     assert here.choose(one, SECOND, 0.0)[0].prefill == P2
+
+
+def with_predictions(*, others: str = "w") -> Scheduler:
+    """Two prefill and two decode instances, and a scheduler that keeps predictions. `others`: weights of P2 and D2."""
+    view = FleetView()
+    view.all().prefixes = PrefixCacheIndex()
+    for name in (P, P2, D, D2):
+        role = Role.PREFILL if name in (P, P2) else Role.DECODE
+        weights = "w" if name in (P, D) else others
+        view.add(Instance(id=name, role=role, url=f"http://{name}", weights=weights))
+        view.seen(name, ({"id": "m"},), Load())
+    return Scheduler(view, POLICIES["least_load"], foresees=True)
+
+
+def handed_over(here: Scheduler) -> SchedulingContext:
+    """A request whose prompt P has computed in a second, and whose decode instance is lost before its leg came there.
+    P2 has less to do than P.
+    """
+    one = SchedulingContext(
+        Wanted(model="m", hand_over=True, prompt_tokens=9000, arrived=1.0, prefix=(1, 2, 3), prefix_block_tokens=256)
+    )
+    chosen, _ = here.choose(one, Choose(frozenset({P2, D2}), hand_over=True), 1.0)
+    assert (chosen.prefill, chosen.decode) == (P, D)
+    here.prompt_over(one, 2.0, done=True)
+    here.view.leg_started(P)
+    return one
+
+
+def test_a_hold_that_another_decode_instance_pulls_is_no_prompt_at_any_prefill_instance() -> None:
+    """The chosen prefill instance is not used: the blocks are on P. Before, its prompt counted as computed in the time
+    until D2's first token, so each lost decode instance made a prefill instance look faster.
+    """
+    here = with_predictions()
+    one, fleet = handed_over(here), here.view.all()
+    rows, second_legs = fleet.inflight.rows, here.legs._second_legs
+    before = [(at.prompts, at.stalled, at.recent) for at in rows]
+    chosen, _ = here.choose(one, Choose(frozenset({D}), hand_over=True, holders=(P,)), 2.1)
+    assert (chosen.prefill, chosen.decode, chosen.anew) == (P2, D2, False)
+    assert [(at.prompts, at.stalled, at.recent) for at in rows] == before
+    assert (rows[fleet.by_id[D2].row].decoding, one.prefill, here.legs._second_legs) == (1, P, second_legs)
+    here.opened(one, 2.15)
+    here.finish(one, 3.0, 100)
+    assert rows[fleet.by_id[P2].row].timed_s < 0, "no time of P2 was learned"
+    assert [at.decoding for at in rows] == [0] * len(rows)
+    match = fleet.prefixes.match((1, 2, 3)) if fleet.prefixes is not None else None
+    assert match is not None
+    assert [match.chunks_of(fleet.by_id[name].row) for name in (P, P2, D2)] == [3, 0, 3]
+
+
+def test_a_prompt_that_must_be_computed_again_is_booked_although_it_is_held() -> None:
+    here = with_predictions(others="v")
+    one = handed_over(here)
+    chosen, _ = here.choose(one, Choose(frozenset({D, P}), hand_over=True, holders=(P,)), 2.1)
+    assert (chosen.prefill, chosen.decode, chosen.anew) == (P2, D2, True)
+    assert here.view.all().inflight.rows[here.view.get(P2).row].prompts == 1
+    assert one.prefill == P2
+    here.finish(one, 3.0)
 
 
 def told(number: int, prompts: tuple[int, ...], prompt: PromptState) -> d.LoadNoted:

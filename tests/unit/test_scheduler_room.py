@@ -14,18 +14,20 @@ from costs.step import StepCost
 from router.core.journey import Choose
 from router.core.values import Promise, Wanted
 from router.fleet.view import FleetView
+from router.predict.inflight_load import DUTY_S
 from router.predict.margins import PROMPTLY, WIDEST
 from router.predict.step_model import SURE, UNKNOWN, Make
 from router.scheduler.flow_control.queue import AGING_S_MIN
 from router.scheduler.flow_control.saturation import SaturationDetector
 from router.scheduler.placements import SchedulingContext
-from router.scheduler.scheduler import Scheduler
+from router.scheduler.scheduler import LOOK_S, Calls, Scheduler
 from router.scheduler.scoring.policies import POLICIES
 from router.scheduler.scoring.prices import Scoring
 
 ASK = Choose(frozenset(), hand_over=True)
 STEP = StepCost(floor_ms=5.0, start_ms=0.0, token_ms=0.01, area_ms=0.0, decode_ms=5.0, context_ms=0.0, request_ms=0.05)
 WANTED = Wanted(model="m", hand_over=True, prompt_tokens=1000, arrived=1.0)
+FORETOLD = replace(WANTED, output_tokens=200.0, output_lengths=(10, 20, 40, 100, 200, 400, 800))
 
 
 P, P2, D = InstanceId("p"), InstanceId("p2"), InstanceId("d")
@@ -37,12 +39,13 @@ def scheduler(
     makes: Callable[[Instance], Make | None] = lambda _: None,
     prefills: int = 1,
     policy: str = "workload",
+    foresees: bool = False,
 ) -> Scheduler:
     view = FleetView(makes)
     for name, role in ((P, Role.PREFILL), (D, Role.DECODE), (P2, Role.PREFILL))[: 1 + prefills]:
         view.add(Instance(id=name, role=role, url=f"http://{name}"))
         view.seen(name, ({"id": "m"},), Load())
-    return Scheduler(view, POLICIES[policy], admission=admission)
+    return Scheduler(view, POLICIES[policy], admission=admission, foresees=foresees)
 
 
 class Shut(SaturationDetector):
@@ -99,6 +102,113 @@ def test_the_scheduling_context_keeps_the_predicted_times() -> None:
     here.choose(context, ASK, 1.25)
     assert context.ttft_ms > 250, "the time that the request has waited is included"
     assert context.tpot_ms > 0
+
+
+def ask_all(here: Scheduler, called: Calls) -> list[SchedulingContext]:
+    """Let the called requests ask, and those that they pass the call on to, until no request asks any more. Returns
+    the requests that found a place.
+    """
+    placed: list[SchedulingContext] = []
+    while called:
+        each, *rest = called
+        assert isinstance(each, SchedulingContext)
+        chosen, more = here.choose(each, ASK, 4.0)
+        called = (*rest, *more, *(here.found_none(each) if chosen.wait else ()))
+        placed += [] if chosen.wait else [each]
+    return placed
+
+
+@pytest.mark.parametrize("admission", [False, True])
+def test_a_request_that_needs_more_memory_than_is_free_does_not_hold_up_smaller_ones(admission: bool) -> None:
+    """The prompt has more tokens than the busy instance's KV cache has free. A freed place was offered to it alone, so
+    all requests behind it waited until their deadlines.
+    """
+    here = scheduler(admission=admission, foresees=True)
+    for each in here.view.all():
+        each.credits = 2
+    one, two, small = (SchedulingContext(FORETOLD) for _ in range(3))
+    large = SchedulingContext(replace(FORETOLD, prompt_tokens=450_000))
+    for context in (one, two):
+        assert here.choose(context, ASK, 1.0)[0].decode == D
+    for context in (large, small):
+        assert here.choose(context, ASK, 2.0)[0].wait
+        assert here.found_none(context) == ()
+    called = here.finish(two, 3.0)
+    assert called == (large,), "the requests ask in the order of their arrival"
+    assert ask_all(here, called) == [small]
+    called = here.finish(one, 4.0) + here.finish(small, 4.0)
+    assert ask_all(here, called) == [large], "an instance without answers has room for any request"
+
+
+def test_a_request_for_a_long_answer_does_not_hold_up_shorter_ones() -> None:
+    here = scheduler(admission=False, foresees=True)
+    for each in here.view.all():
+        each.credits = 2
+    one, two, short = (SchedulingContext(FORETOLD) for _ in range(3))
+    long = SchedulingContext(replace(FORETOLD, output_tokens=1e9, output_lengths=(10**9,) * 7))
+    for context in (one, two):
+        assert here.choose(context, ASK, 1.0)[0].decode == D
+    for context in (long, short):
+        assert here.choose(context, ASK, 2.0)[0].wait
+        here.found_none(context)
+    assert ask_all(here, here.finish(two, 3.0)) == [short]
+
+
+@pytest.mark.parametrize("prefill_up", [True, False], ids=["all up", "decode instances alone"])
+def test_a_request_with_a_target_is_called_when_an_instance_that_serves_it_whole_has_a_place(prefill_up: bool) -> None:
+    """Without prefill instances no prompt was expected to begin anywhere, so a free place was offered to no request."""
+    here = scheduler(admission=True, foresees=True)
+    here.view.get(P).up, here.view.get(D).credits = prefill_up, 1
+    one, two = (SchedulingContext(FORETOLD, Promise(ttft_ms=2000, tpot_ms=50)) for _ in range(2))
+    assert here.choose(one, ASK, 1.0)[0].decode == D
+    here.opened(one, 1.1)
+    assert here.choose(two, ASK, 1.2)[0].wait
+    here.found_none(two)
+    assert here.room() == (two,)
+    assert here.choose(two, ASK, 1.3)[0].wait
+    here.found_none(two)
+    assert here.finish(one, 1.5, 200) == (two,)
+    assert here.choose(two, ASK, 1.5)[0].decode == D
+
+
+def test_a_request_that_waits_for_steps_to_get_faster_is_asked_again_without_any_event() -> None:
+    """A long prompt has just taken much of the instance's time. Its answers are expected to be slow for some seconds,
+    and then to have room for another one: no event tells when.
+    """
+    here = scheduler(admission=True, foresees=True)
+    here.view.get(P).up = False
+    promise = Promise(ttft_ms=20_000, tpot_ms=10)
+    first, long = SchedulingContext(FORETOLD, promise), SchedulingContext(replace(FORETOLD, prompt_tokens=250_000))
+    assert here.choose(first, ASK, 1.0)[0].decode == D
+    here.opened(first, 1.1)
+    assert here.choose(long, ASK, 1.1)[0].decode == D
+    here.opened(long, 8.6)
+    here.finish(long, 8.6, 1)
+    waits = SchedulingContext(replace(FORETOLD, arrived=8.7), promise)
+    assert here.choose(waits, ASK, 8.7)[0].wait
+    assert here.found_none(waits) == ()
+    now, asked = 8.7, 0
+    while waits.decode is None:
+        wakeup_s = here.next_wakeup()
+        assert wakeup_s == pytest.approx(now + LOOK_S)
+        now, asked = wakeup_s, asked + 1
+        assert here.look(now) == (waits,)
+        if here.choose(waits, ASK, now)[0].wait:
+            assert here.found_none(waits) == ()
+    assert asked > 1 and now < 8.7 + 2 * DUTY_S
+    here.finish(waits, now + 1.0, 20)
+    here.look(now + 1.0)
+    assert here.next_wakeup() is None, "no request waits"
+
+
+def test_without_promises_only_events_make_room() -> None:
+    here = scheduler(admission=False, foresees=True)
+    here.view.get(D).credits = 1
+    one, two = SchedulingContext(FORETOLD), SchedulingContext(FORETOLD)
+    assert here.choose(one, ASK, 1.0)[0].decode == D
+    assert here.choose(two, ASK, 1.0)[0].wait
+    here.found_none(two)
+    assert here.next_wakeup() is None
 
 
 def test_lateness_is_known_although_the_decode_instance_never_computed_a_prompt() -> None:

@@ -308,5 +308,7 @@ class FlowControlQueue:
 
 
 def _kind(wanted: Wanted) -> Hashable:
-    """The kind of a request; long prompts are a kind of their own, as memory is short for them first."""
-    return (wanted.kind, wanted.prompt_tokens.bit_length() if wanted.ttft_ms else 0, wanted.late)
+    """The kind of a request. One that needs much more memory is of another kind: an instance that lacks it may have
+    enough for others.
+    """
+    return (wanted.kind, (wanted.prompt_tokens + int(wanted.output_tokens)).bit_length(), wanted.late)

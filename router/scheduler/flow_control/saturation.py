@@ -85,9 +85,11 @@ class SaturationDetector(Saturation):
 
     def opens_at(self, fleet: FleetSnapshot, now: float) -> float:
         """The predicted time, in seconds, at which a queued prompt could begin on some instance: no request need be
-        asked before. Infinite if no instance can compute it.
+        asked before. Infinite if no instance can compute it. Where no prefill instance is ready, other instances serve
+        requests whole.
         """
-        able = [fleet.ready(None, whose).prefills for whose in self._line.whose()]
+        found = [fleet.ready(None, whose) for whose in self._line.whose()]
+        able = [each.prefills if len(each.prefills) else each.any for each in found]
         opens_ms = min([fleet.inflight.opens_ms(rows) for rows in able], default=math.inf)
         return max(now, (opens_ms - AHEAD_MS) / 1000.0)
 
