@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -198,6 +199,32 @@ async def test_a_start_that_fails_says_why(tmp_path: Path, source: str, why: str
         await engine.process.run()
     assert failure.value.log_tail[-1] in {"ValueError: no such model", "x.py: error: unrecognized arguments: --bad"}
     assert engine.states == ["starting", "failed"]
+
+
+async def test_a_log_that_cannot_be_opened_is_a_start_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    engine = Engine(tmp_path)
+    with pytest.raises(EngineFailed, match=r"^it cannot be started: .*/logs/e-0\.log: .*--log-file") as failure:
+        await engine.process.run()
+    assert failure.value.log_tail == ()
+    assert engine.states == ["starting", "failed"]
+
+
+async def test_an_engine_that_cannot_be_started_again_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_fork(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    engine = Engine(tmp_path)
+    async with running(engine):
+        await engine.wait_for(EngineState.READY)
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "create_subprocess_exec", no_fork)
+            os.kill(keeper_of(engine), signal.SIGKILL)
+            again = await engine.wait_for(EngineState.RESTARTING, epoch=2)
+        assert again.detail.startswith("it cannot be started: Resource temporarily unavailable; starting again in")
+        await engine.wait_for(EngineState.READY, epoch=3)
 
 
 async def test_an_engine_that_never_answers_is_given_up(tmp_path: Path) -> None:
