@@ -154,6 +154,25 @@ async def test_an_engine_that_dies_is_started_again(tmp_path: Path) -> None:
     assert log.count("--- ") == 2, "a header for each start"
 
 
+NO_PATH = {"error": {"message": "Not Found", "type": "Not Found", "param": None, "code": 404}}
+NO_MODEL = {"error": {"message": f"The model `{'m' * 300}` does not exist.", "type": "NotFoundError", "code": 404}}
+
+
+@pytest.mark.parametrize(("answer", "ready"), [(NO_PATH, True), ({"detail": "Not Found"}, True), (NO_MODEL, False)])
+async def test_an_engine_whose_model_only_embeds_is_ready_without_a_token(
+    tmp_path: Path, answer: dict[str, object], ready: bool
+) -> None:
+    source = SERVER.replace("alive = False", f"return self.answer(404, {answer!r})").replace('"/die"', "self.path")
+    engine = Engine(tmp_path, source, SuperviseLimits(start_max_s=20 if ready else 1.0))
+    if not ready:
+        with pytest.raises(EngineFailed, match="no first token"):
+            await engine.process.run()
+        return
+    async with running(engine):
+        await engine.wait_for(EngineState.READY)
+    assert engine.states == ["starting", "ready", "stopping", "stopped"]
+
+
 async def test_another_program_on_the_port_does_not_count_as_the_engine(tmp_path: Path) -> None:
     """Another cluster's engine may take the port while ours imports vLLM, and answer the same as ours."""
     engine = Engine(tmp_path)
