@@ -260,10 +260,10 @@ class _Instance:
         )
         rules_by_role = agent_rules(spec)
         flips = rules_by_role if spec.flips else None
-        identity = open_identity(_path(spec.ticket_keys_file), spec.instance)
+        identities = open_identity(_path(spec.ticket_keys_file), spec.instance)
         proofs = None if ticket_keys is None else InstanceProofs(ticket_keys.get, UNIX_TIME)
         registry = open_registry(args, proofs)
-        self.agent = Agent(self.process, rules_by_role[spec.role], config, registry, self.tell, say, flips, identity)
+        self.agent = Agent(self.process, rules_by_role[spec.role], config, registry, self.tell, say, flips, identities)
 
     def _pass_on(self, change: EngineChange) -> None:
         self.agent.engine_changed(change)

@@ -131,7 +131,7 @@ class EngineReadings:
             if len(self.announced) < len(entries) and not self._warned:
                 self._warned = True
                 logger.warning(
-                    "%s serves %d models and adapters, and its heartbeats have room for %d of them; routers know no more",
+                    "%s serves %d models and adapters, and its heartbeats have room for %d; routers know no more",
                     self._spec.instance,
                     len(entries),
                     len(self.announced),

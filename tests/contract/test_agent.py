@@ -289,7 +289,7 @@ async def test_an_instance_with_very_many_adapters_stays_in_the_fleet(
     async with asyncio.timeout(5.0):
         while (beat := await stage.sees(MemberState.READY)).model_names != ("fake", *names[1:64]):
             await asyncio.sleep(0.01)
-    assert caplog.text.count("i serves 101 models and adapters, and its heartbeats have room for 64 of them") == 1
+    assert caplog.text.count("i serves 101 models and adapters, and its heartbeats have room for 64;") == 1
     assert caplog.text.count("room for") == 1
 
 
