@@ -83,8 +83,12 @@ class LogFile:
             os.write(descriptor, f"--- {header}\n".encode())
         except OSError as error:
             logger.warning("%s: %s: lines of this log are lost", self.path, error.strerror)
+        try:
+            self._file = _Descriptor(os.dup(descriptor))
+        except OSError:
+            os.close(descriptor)
+            raise
         self._start = self._read = os.fstat(descriptor).st_size
-        self._file = _Descriptor(os.dup(descriptor))
         return descriptor
 
     def bound(self) -> bool:
