@@ -24,7 +24,7 @@ from kvtransfer.keys import (
     read_fleet,
     read_instance,
 )
-from kvtransfer.seal import Identity, identity_text, read_identity
+from kvtransfer.seal import Identity, NotAnIdentity, identity_text, read_identity
 from kvtransfer.ticket import SigningKey
 
 T = TypeVar("T")
@@ -72,18 +72,23 @@ def open_instance_keys(path: Path | None) -> KeyFile[InstanceKeys] | None:
     return None if path is None else _open(path, read_instance)
 
 
-def open_identity(ticket_keys: Path | None, instance: InstanceId) -> Identity | None:
-    """The identity that an instance proves to others, from the file beside its ticket keys; None if there is none.
+def open_identity(ticket_keys: Path | None, instance: InstanceId) -> Callable[[], Identity] | None:
+    """A function that gives the identity that an instance proves to others, from the file beside its ticket keys, read
+    anew when the file changes. None: there is no such file.
 
     Raises:
         UsageError: the file cannot be used, or is another instance's.
     """
     if ticket_keys is None or not has_identity(ticket_keys):
         return None
-    found = _open(_identity_file(ticket_keys), read_identity).get()
-    if found.me != instance:
-        raise UsageError(f"{_identity_file(ticket_keys)}: is the identity of {found.me}, and this is {instance}")
-    return found
+
+    def read(text: str) -> Identity:
+        found = read_identity(text)
+        if found.me != instance:
+            raise NotAnIdentity(f"is the identity of {found.me}, and this is {instance}")
+        return found
+
+    return _open(_identity_file(ticket_keys), read).get
 
 
 def has_identity(ticket_keys: Path | None) -> bool:

@@ -214,9 +214,7 @@ class Lives:
             return
         if at.ready:
             self._world.tell(at, ev.ReadLoad())
-            effects = at.load_read(at.load_said, self._kernel.now_s)
-            if effects:
-                self._agent(at, effects)
+            self._agent(at, at.load_read(at.load_said, self._kernel.now_s))
             if at.pulling:
                 self._world.pulls.keep_alive(at)
         if not at.cut_off:

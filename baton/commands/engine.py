@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -20,6 +21,7 @@ from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command, mock_ranks
@@ -69,6 +71,9 @@ FREE_PORTS = range(20000, 32000)
 Baton chose it; until then an outgoing connection of any program could take an ephemeral port."""
 
 LOOPBACK = "127.0.0.1"
+
+WILDCARDS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104
+"""A server that listens there is reached at every address of its machine."""
 
 TINY_NAME = "baton-tiny"
 """Name in the API of the model that ships."""
@@ -255,10 +260,10 @@ class _Instance:
         )
         rules_by_role = agent_rules(spec)
         flips = rules_by_role if spec.flips else None
-        identity = open_identity(_path(spec.ticket_keys_file), spec.instance)
+        identities = open_identity(_path(spec.ticket_keys_file), spec.instance)
         proofs = None if ticket_keys is None else InstanceProofs(ticket_keys.get, UNIX_TIME)
         registry = open_registry(args, proofs)
-        self.agent = Agent(self.process, rules_by_role[spec.role], config, registry, self.tell, say, flips, identity)
+        self.agent = Agent(self.process, rules_by_role[spec.role], config, registry, self.tell, say, flips, identities)
 
     def _pass_on(self, change: EngineChange) -> None:
         self.agent.engine_changed(change)
@@ -337,6 +342,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     else:
         model, served_name = (_folder_or_name(args.model), args.served_model_name) if args.model else _tiny(args)
     instance, ticket_keys = InstanceId(args.name or f"{role}-0"), named_file(args, environ)
+    _check_announced(args)
     port = _port(args.host, args.port, "--port")
     check_instance_keys(ticket_keys, instance)
     device: Device = "gpu" if gpus or mocked else hardware.device
@@ -385,6 +391,26 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         extra_args=tuple(args.vllm_args),
         extra_env=dict(_env_pair(word) for word in args.env),
     )
+
+
+def _check_announced(args: argparse.Namespace) -> None:
+    """Check that the registry's other machines get addresses that they can connect to.
+
+    Raises:
+        UsageError: a wildcard address, and the registry is on another machine.
+    """
+    place = None
+    with contextlib.suppress(ValueError):  # `open_registry` reports it
+        place = urlsplit(args.registry or "").hostname
+    if place is None or is_loopback(place) or _cannot_open(place, 0) is None:
+        return
+    for flag, host in (("--host", args.host), ("--agent-host", args.agent_host)):
+        if host in WILDCARDS:
+            raise UsageError(
+                f"{flag} {host or repr(host)}: this is every address of this machine, and programs that read the "
+                f"registry at {place} need one to connect to; give {flag} the address under which they reach this "
+                "machine"
+            )
 
 
 def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, port: int, ranks: int) -> str:
@@ -502,7 +528,7 @@ def _reachable(host: str) -> str:
     """The address under which others reach an engine that listens on `host`; NIXL's peers cannot connect to a
     wildcard.
     """
-    return "127.0.0.1" if host in {"", "0.0.0.0", "::"} else host  # noqa: S104
+    return "127.0.0.1" if host in WILDCARDS else host
 
 
 def _port_in(environ: Mapping[str, str], name: str) -> int:

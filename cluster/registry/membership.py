@@ -51,6 +51,12 @@ SHUNS_MAX = 1024
 SHUNS_BYTES_MAX = 16 * 1024
 """Most bytes of such producers' names in one heartbeat: a quarter of it."""
 
+BEAT_MODELS_MAX = 64
+"""A heartbeat lists at most this many models, LoRA adapters included."""
+
+BEAT_MODELS_BYTES_MAX = 24 * 1024
+"""Most bytes of these entries and of adapters' digests in one heartbeat: less than half of it."""
+
 SKEW_WORTH_SAYING_S = 60.0
 """Difference of clocks that is reported. A heartbeat may be a ttl old when it is first read, so less means nothing."""
 
@@ -125,9 +131,9 @@ class Heartbeat:
     seq: _Count = 0
     """Grows with every heartbeat of this agent."""
     role: Role = Role.BOTH
-    models: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=64)] = ()
-    """The engine's own ``/v1/models`` entries."""
-    adapters: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=64)] = field(default_factory=dict)
+    models: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(max_length=BEAT_MODELS_MAX)] = ()
+    """The engine's own ``/v1/models`` entries, without `permission`; the first ones if they are too many."""
+    adapters: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=BEAT_MODELS_MAX)] = field(default_factory=dict)
     """By name of a LoRA adapter, the digest of its files; compared for equality only. An empty digest: unknown."""
     url: _Url
     """Base URL of the engine's HTTP server (of a router: of its endpoint), no trailing slash."""

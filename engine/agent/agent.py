@@ -68,7 +68,7 @@ class Agent:
         tell: Callable[[EngineChange], None],
         say: Callable[[str], None],
         flips: Mapping[Role, RoleRules] | None = None,
-        identity: Identity | None = None,
+        identities: Callable[[], Identity] | None = None,
     ) -> None:
         self.engine = engine
         self.spec = engine.spec
@@ -100,10 +100,10 @@ class Agent:
             beat = self.report.heartbeat
             heard, lost = self._routers_heard, self._name_lost
             self.announcer = Announcer(registry, agent, self.ranks, beat=beat, heard=heard, lost=lost, say=say)
-            if identity is not None and self.spec.door:
+            if identities is not None and self.spec.door:
                 models = self._readings.names
                 self._introductions = Introductions(
-                    registry, identity, agent, self.spec, self.ranks, models=models, on_change=self._nudge
+                    registry, identities, agent, self.spec, self.ranks, models=models, on_change=self._nudge
                 )
 
     @property

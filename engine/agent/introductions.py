@@ -22,7 +22,7 @@ class Introductions:
     def __init__(
         self,
         registry: Registry,
-        identity: Identity,
+        identities: Callable[[], Identity],
         agent: str,
         spec: EngineSpec,
         ranks: Sequence[Rank],
@@ -30,11 +30,11 @@ class Introductions:
         models: Callable[[], Collection[str]],
         on_change: Callable[[], None],
     ) -> None:
-        """`agent`: the id of the agent's process. `models` gives the names that the engine serves, and `on_change` is
-        called when what heartbeats say of peers changes.
+        """`identities` gives the engine's identity. `agent`: the id of the agent's process. `models` gives the names
+        that the engine serves, and `on_change` is called when what heartbeats say of peers changes.
         """
         self._registry: Final = registry
-        self._identity: Final = identity
+        self._identities: Final = identities
         self._agent: Final = agent
         self._spec: Final = spec
         self._ranks: Final = tuple(ranks)
@@ -46,7 +46,8 @@ class Introductions:
         rank.transfers = Transfers(
             Path(door_of(self._spec.door, rank.number)),
             self._registry,
-            self._identity.of_rank(rank.id),
+            rank.id,
+            self._identities,
             self._agent,
             epoch=lambda: max(1, rank.machine.epoch),
             role=lambda: rank.machine.role,

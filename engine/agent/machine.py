@@ -1,8 +1,9 @@
 """Decides the actions of an agent: pure (law 2).
 
 An instance is *ready* when its engine is. It is *draining* from a drain request until it has shown no unfinished work
-for `QUIET_S` on end: routers must have heard of the drain before the last look counts. If it is to leave, the agent
-then stops the engine, and leaves the registry last. Work that is still unfinished at the deadline is cut, and reported.
+for `QUIET_S` on end: routers must have heard of the drain before the last look counts. An engine that does not answer
+shows nothing. If the instance is to leave, the agent then stops the engine, and leaves the registry last. Work that is
+still unfinished at the deadline is cut, and reported.
 
 A request to leave may ask it to *linger*: it takes work for a while longer and drains then. Where routers and instances
 are told to end at the same time, requests that routers have admitted still find it.
@@ -25,7 +26,8 @@ from engine.agent.rules import RoleRules
 
 QUIET_S = 2.0
 """For how many seconds an instance must show no work before it may leave: four times the routers' reading interval. A
-router that had not read of the drain may have sent one more leg, and the engine shows it by then."""
+router that had not read of the drain may have sent one more leg, and the engine shows it by then. The last look must
+come in the second half of that time, or later."""
 
 
 class AgentState(StrEnum):
@@ -155,6 +157,8 @@ class AgentMachine:
     """When an instance that lingers begins to drain."""
     idle_since: float | None = None
     """While it drains: since when its engine has shown no unfinished work."""
+    read_at: float = -math.inf
+    """When its engine's load was last read."""
     gone: bool = False
     """Whether its engine has ended for good: no event changes anything any more."""
     shared: Grants = field(init=False)
@@ -176,9 +180,16 @@ class AgentMachine:
         """The end of the lingering, of the quiet time, or the drain's deadline; None: no `Tick` is needed."""
         if self.state is not AgentState.DRAINING:
             return None if self.gone or self.leave_at == math.inf else self.leave_at
-        quiet = math.inf if self.idle_since is None or self.drained else self.idle_since + QUIET_S
-        due = min(quiet, self.deadline)
+        due = min(self._quiet_at(), self.deadline)
         return None if due == math.inf else due
+
+    def _quiet_at(self) -> float:
+        """When it will have shown no unfinished work for long enough, by what was read so far; inf: not known."""
+        if self.idle_since is None or self.drained:
+            return math.inf
+        # An engine that is not ready has no work, and cannot be read.
+        seen = self.engine is not AgentState.READY or self.read_at >= self.idle_since + QUIET_S / 2
+        return self.idle_since + QUIET_S if seen else math.inf
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
         """Fold one event in, at `now` (seconds). Returns the effects to carry out, in order."""
@@ -247,7 +258,8 @@ class AgentMachine:
         self.leave_at = math.inf
         self.leaving = self.leaving or event.leave
         self.drain_s = event.deadline_s
-        self.deadline = now + event.deadline_s
+        drained = self.state is AgentState.DRAINING and self.drained
+        self.deadline = math.inf if drained else now + event.deadline_s
         if self.state is not AgentState.DRAINING:
             self.state, self.drained = AgentState.DRAINING, False
             self.idle_since = now if self.rules.unfinished(self.load) is None else None
@@ -261,13 +273,15 @@ class AgentMachine:
         return (Say(f"{self.name} drains in {event.linger_s:g} s, and takes work until then"),)
 
     def _load_read(self, load: Load, now: float) -> tuple[Effect, ...]:
-        self.load = load
+        self.load, self.read_at = load, now
         self.shared.engine_has(load, now)
         if self.state is not AgentState.DRAINING:
             return ()
         left = self.rules.unfinished(load)
         self.detail = left or "nothing left"
         if left is not None:
+            if self.drained:
+                self.deadline = now + self.drain_s
             self.idle_since, self.drained = None, False
             return ()
         if self.idle_since is None:
@@ -280,15 +294,15 @@ class AgentMachine:
             return self._drain(DrainAsked(self.drain_s, leave=True), now)
         if self.state is not AgentState.DRAINING:
             return ()
-        quiet = self.idle_since is not None and now >= self.idle_since + QUIET_S  # as `next_wakeup` says it
-        if quiet and not self.drained:
+        if now >= self._quiet_at():
             self.drained = True
             self.deadline = math.inf
             return self._stop("drained") if self.leaving else (Say(f"{self.name} is drained"), Publish())
         if now < self.deadline:
             return ()
         self.deadline = math.inf
-        left = self.rules.unfinished(self.load)
+        silent = self.engine is AgentState.READY and now >= self.read_at + QUIET_S
+        left = self.rules.unfinished(self.load) or ("what it has had since it last answered" if silent else None)
         cut = f"{self.name} was not drained within {self.drain_s:g} s"
         if not self.leaving:
             return (Say(f"{cut}: {left or 'quiet for too short a time'}; it goes on draining"),)

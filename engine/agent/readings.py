@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, Final
 
 from cluster.instance import Load
+from engine.agent.announced import announced
 from engine.agent.config import AgentConfig
 from engine.vllm.adapters import Adapters
 from engine.vllm.probe import Probe, Unwell
 from engine.vllm.spec import EngineSpec
+
+logger = logging.getLogger("baton.agent")
 
 LOOK_EVERY_S = 0.5
 """Seconds between two readings of the engine's metrics: the figures in a heartbeat are never older than this plus one
@@ -49,6 +53,8 @@ class EngineReadings:
         """
         self.models: tuple[dict[str, Any], ...] = ()
         """The engine's ``/v1/models`` entries."""
+        self.announced: tuple[dict[str, Any], ...] = ()
+        """Those that its heartbeats list."""
         self.weights = ""
         """Identifies its weights; empty: unknown."""
         self._spec: Final = spec
@@ -59,11 +65,19 @@ class EngineReadings:
         self._changed: Final = changed
         self._now: Final = asyncio.Event()
         self._over = False
+        self._warned = False
+        """It was said that heartbeats do not list all models."""
 
     @property
     def adapters(self) -> dict[str, str]:
         """Digests of its adapters' files, by adapter name; empty: unknown."""
         return self._adapters.digests
+
+    @property
+    def announced_adapters(self) -> dict[str, str]:
+        """Digests of the adapters that its heartbeats list."""
+        digests = self.adapters
+        return {name: digests[name] for entry in self.announced if (name := str(entry.get("id"))) in digests}
 
     def names(self) -> list[str]:
         """The names of its models."""
@@ -113,7 +127,15 @@ class EngineReadings:
         before = self.adapters
         await asyncio.to_thread(self._adapters.look, entries)
         if [_meaning(entry) for entry in entries] != [_meaning(entry) for entry in self.models]:
-            self.models = entries
+            self.models, self.announced = entries, announced(entries, self.adapters)
+            if len(self.announced) < len(entries) and not self._warned:
+                self._warned = True
+                logger.warning(
+                    "%s serves %d models and adapters, and its heartbeats have room for %d; routers know no more",
+                    self._spec.instance,
+                    len(entries),
+                    len(self.announced),
+                )
         if before != self.adapters:
             self._changed()
 

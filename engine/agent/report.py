@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from cluster.instance import total_load
 from cluster.registry.membership import Heartbeat, MemberState
+from engine.agent.announced import detail
 from engine.agent.config import AgentConfig
 from engine.agent.meetings import exposition
 from engine.agent.rank import Rank, exposition_of, figures
@@ -45,12 +46,12 @@ class InstanceReport:
             epoch=epoch,
             seq=rank.seq,
             role=machine.role,
-            models=self._readings.models,
-            adapters=self._readings.adapters,
+            models=self._readings.announced,
+            adapters=self._readings.announced_adapters,
             url=self._spec.url,
             agent_url=self.agent_url,
             state=MemberState(machine.state.value),
-            detail=machine.detail[:500],
+            detail=detail(machine.detail),
             load=machine.load,
             credits=machine.credits,
             grants=machine.grants((epoch, rank.seq)),

@@ -15,6 +15,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Collection
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,7 +89,8 @@ class Transfers:
         self,
         door: Path,
         registry: Registry,
-        identity: Identity,
+        me: InstanceId,
+        identities: Callable[[], Identity],
         agent: str,
         *,
         epoch: Callable[[], int],
@@ -97,10 +99,11 @@ class Transfers:
         shares: bool = False,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`epoch`, `role` and `models` give what the agent's heartbeat says at that moment. `shares`: the engine was
-        started to share prompts' beginnings. `on_change` is called when `acquainted` changes.
+        """`identities` gives the engine's identity, which changes when the fleet's keys do. `epoch`, `role` and
+        `models` give what the agent's heartbeat says at that moment. `shares`: the engine was started to share
+        prompts' beginnings. `on_change` is called when `acquainted` changes.
         """
-        self.me = identity.me
+        self.me = me
         self.meetings = Meetings()
         self.handoffs = HandoffReport()
         """The engine's last report of the blocks that come and go."""
@@ -114,7 +117,9 @@ class Transfers:
         self._settles_until = 0.0
         self._turn = asyncio.Event()
         """Set at the end of the next look."""
-        self._door, self._registry, self._identity, self._agent = door, registry, identity, agent
+        self._door, self._registry, self._agent = door, registry, agent
+        self._identities: Final = identities
+        self._identity = identities().of_rank(me)
         self._epoch, self._role, self._models = epoch, role, models
         self._shares: Final = shares
         self._members = Membership(registry.ttl_s)
@@ -147,6 +152,7 @@ class Transfers:
         Raises:
             RegistryDown: the registry cannot be reached; no peer is forgotten for that.
         """
+        self._identity = self._identities().of_rank(self.me)
         ours = await self._our_engine()
         self._members.fold(await self._registry.read(), now)
         snapshot = tuple(self._members.snapshot())
@@ -203,8 +209,9 @@ class Transfers:
         former = self._posted[1] if self._posted is not None and self._posted[0] == author else {}
         credentials = self._identity.credentials()
         items = {CREDENTIALS: ("", credentials)}
+        own = blake2b(credentials, digest_size=16).hexdigest()
         for peer, theirs in shown.items() if ours is not None else ():
-            of = f"{ours.digest}/{peer.agent}/{peer.epoch}/{theirs.hex()}" if ours is not None else ""
+            of = f"{ours.digest}/{peer.agent}/{peer.epoch}/{own}/{theirs.hex()}" if ours is not None else ""
             kept = former.get(peer.name)
             sealed = kept[1] if kept is not None and kept[0] == of else self._sealed(ours, author, peer, theirs)
             if sealed is not None:

@@ -207,9 +207,15 @@ class EngineProcess:
         """Run one process from start to end; no process below it is left when this returns, however it returns."""
         env = environment(self.spec, self._environ, str(CPU_SITE))
         kept = "" if self.spec.tiers is None else self.spec.tiers.folder
-        with scratch(env, kept) as own:
-            code = await self._kept(epoch, own)
-        self._feed(ChildExited(epoch, code if code >= 0 else 128 - code))
+        because = ""
+        try:
+            with scratch(env, kept) as own:
+                code = await self._kept(epoch, own)
+        except OSError as error:
+            code = 1
+            said = error.strerror or str(error)
+            because = f"it cannot be started: {f'{error.filename}: ' if error.filename else ''}{said}"
+        self._feed(ChildExited(epoch, code if code >= 0 else 128 - code, because))
 
     async def _kept(self, epoch: int, env: Mapping[str, str]) -> int:
         """Run the engine under a keeper; the keeper's exit code, below 0 if the keeper was killed."""
@@ -233,7 +239,11 @@ class EngineProcess:
 
     async def _spawn(self, epoch: int, env: Mapping[str, str]) -> asyncio.subprocess.Process:
         when = time.strftime("%Y-%m-%d %H:%M:%S")
-        output = self._log.open(f"{when} {self.spec.instance} start {epoch}: {shlex.join(printable(self._argv))}")
+        try:
+            output = self._log.open(f"{when} {self.spec.instance} start {epoch}: {shlex.join(printable(self._argv))}")
+        except OSError as error:
+            said = f"{error.strerror}; it would be the engine's log, and --log-file names another"
+            raise OSError(error.errno, said, str(self._log.path)) from None
         try:
             return await asyncio.create_subprocess_exec(
                 sys.executable,

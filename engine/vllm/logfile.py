@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 logger = logging.getLogger("baton.engine")
 
@@ -34,13 +35,28 @@ def default_path(instance: str, environ: Mapping[str, str]) -> Path:
     return home / "baton" / "logs" / f"{instance}.log"
 
 
+class _Descriptor:
+    """A file descriptor of Baton's own. It is closed once nothing refers to it: a thread may use it longer than a start
+    lasts.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
+
+
 class LogFile:
-    """A log file. The engine itself appends to it (its standard output and error); Baton reads it."""
+    """A log file. The engine itself appends to it (its standard output and error). Baton reads and cuts the file that
+    the engine writes to, also if that file has been moved or deleted.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._start = 0  # where this start's part begins
-        self._written = False  # whether this start writes to the file
+        self._file: _Descriptor | None = None  # the file that this start writes to; None: there is none
+        self._warned = False  # whether this start's log could not be cut
         self._read = 0
         self._rest = b""
 
@@ -55,20 +71,24 @@ class LogFile:
             OSError: the path cannot be a log's: not a folder, not allowed.
         """
         self._rest = b""
+        self._file, self._warned = None, False
         try:
             descriptor = self._opened()
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
             logger.warning("%s: %s: this start has no log", self.path, error.strerror)
-            self._written = False
             return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, f"--- {header}\n".encode())
         except OSError as error:
             logger.warning("%s: %s: lines of this log are lost", self.path, error.strerror)
+        try:
+            self._file = _Descriptor(os.dup(descriptor))
+        except OSError:
+            os.close(descriptor)
+            raise
         self._start = self._read = os.fstat(descriptor).st_size
-        self._written = True
         return descriptor
 
     def bound(self) -> bool:
@@ -76,29 +96,34 @@ class LogFile:
         `HEAD_BYTES` goes to `NAME.log.1`, at most `ROTATE_BYTES` of its end. The engine goes on writing behind the cut,
         because its descriptor appends. Lines that it writes at this very moment may be lost.
         """
-        keep = self._start + HEAD_BYTES
+        keep, file = self._start + HEAD_BYTES, self._file
+        if file is None:
+            return False
         try:
-            size = self.path.stat().st_size if self._written else 0
+            size = os.fstat(file.number).st_size
             if size <= keep + ROTATE_BYTES:
                 return False
-            because = self._put_aside(max(keep, size - ROTATE_BYTES))
-            os.truncate(self.path, keep)
-            with self.path.open("ab", buffering=0) as file:
-                file.write(b"\n%b%d bytes, %b\n" % (CUT, size - keep, because))
+            because = self._put_aside(file, max(keep, size - ROTATE_BYTES))
+            os.ftruncate(file.number, keep)
+            os.write(file.number, b"\n%b%d bytes, %b\n" % (CUT, size - keep, because))
         except OSError as error:
-            logger.warning("%s: %s: it cannot be cut", self.path, error.strerror)
+            if not self._warned:
+                self._warned = True
+                logger.warning("%s: %s: it cannot be cut", self.path, error.strerror)
             return False
         if self._read > keep:
             self._read, self._rest = keep, b""
         return True
 
-    def _put_aside(self, begin: int) -> bytes:
+    def _put_aside(self, file: _Descriptor, begin: int) -> bytes:
         """Copy the log from the offset `begin` on into `NAME.log.1`. Returns words about the copy, for the log."""
         aside = self.path.with_name(self.path.name + ".1")
         try:
-            with self.path.open("rb") as file, open(aside, "wb", opener=_private) as copy:
-                file.seek(begin)
-                shutil.copyfileobj(file, copy, TAIL_BYTES)
+            if aside.exists() and os.path.samestat(aside.stat(), os.fstat(file.number)):
+                return f"lost: the log itself was moved to {aside.name}".encode()
+            with _reading(file) as log, open(aside, "wb", opener=_private) as copy:
+                log.seek(begin)
+                shutil.copyfileobj(log, copy, TAIL_BYTES)
         except OSError as error:
             aside.unlink(missing_ok=True)
             return f"lost: {error.strerror}".encode()
@@ -112,10 +137,12 @@ class LogFile:
 
     def new_lines(self) -> list[str]:
         """Whole lines that came since the last call. A progress bar's carriage returns count as line ends."""
+        if self._file is None:
+            return []
         try:
-            with self.path.open("rb") as file:
-                file.seek(self._read)
-                fresh = file.read(TAIL_BYTES)
+            with _reading(self._file) as log:
+                log.seek(self._read)
+                fresh = log.read(TAIL_BYTES)
         except OSError:
             return []
         self._read += len(fresh)
@@ -124,14 +151,21 @@ class LogFile:
 
     def this_start(self) -> list[str]:
         """Every line of this start, or the last `TAIL_BYTES` of them."""
+        if self._file is None:
+            return []
         try:
-            with self.path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(self._start, size - TAIL_BYTES))
-                text = file.read()
+            with _reading(self._file) as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(self._start, size - TAIL_BYTES))
+                text = log.read()
         except OSError:
             return []
         return text.decode(errors="replace").replace("\r", "\n").splitlines()
+
+
+def _reading(file: _Descriptor) -> BinaryIO:
+    """The same file, opened for reading: its descriptor only appends, and its name may be gone."""
+    return Path(f"/proc/self/fd/{file.number}").open("rb")
 
 
 def _private(path: str, flags: int) -> int:

@@ -20,13 +20,22 @@ FIRST_TOKEN_S = 300.0
 DEAD_STATUS = 503
 """vLLM's answer to a health check when its engine core has died."""
 
+NO_SUCH_PATH = 404
+NO_SUCH_MODEL = b"NotFoundError"
+"""vLLM's type of error where the path exists and the model does not; the status is the same."""
+
 
 class Unwell(Exception):
-    """The engine did not answer as a healthy one. `dead`: it said that it is dead, or its port refuses connections."""
+    """The engine did not answer as a healthy one.
 
-    def __init__(self, because: str, *, dead: bool = False) -> None:
+    `dead`: it said that it is dead, or its port refuses connections. `status` and `answer`: its HTTP answer; 0: none.
+    """
+
+    def __init__(self, because: str, *, dead: bool = False, status: int = 0, answer: bytes = b"") -> None:
         super().__init__(because)
         self.dead = dead
+        self.status = status
+        self.answer = answer
 
 
 class Probe:
@@ -67,9 +76,15 @@ class Probe:
                 raise Unwell("GET /v1/models: no list in the answer")
 
     async def first_token(self, model: str) -> None:
-        """Make the engine compute one token: weights, kernels and tokenizer then work."""
+        """Make the engine compute one token: weights, kernels and tokenizer then work. An engine whose model generates
+        nothing (`--runner pooling`) has no such path, and no token to compute.
+        """
         body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
-        await self._json("POST", "/v1/completions", FIRST_TOKEN_S, body)
+        try:
+            await self._json("POST", "/v1/completions", FIRST_TOKEN_S, body)
+        except Unwell as unwell:
+            if unwell.status != NO_SUCH_PATH or NO_SUCH_MODEL in unwell.answer:
+                raise
 
     async def loads(self, ranks: int = 1) -> tuple[Load, ...]:
         """The present load of each data parallel rank; an engine without ranks has one load."""
@@ -97,5 +112,6 @@ class Probe:
             raise Unwell(f"{method} {path}: {type(error).__name__}") from error
         if response.status != 200:
             said = answer[:200].decode(errors="replace")
-            raise Unwell(f"{method} {path}: HTTP {response.status} {said}".strip(), dead=response.status == DEAD_STATUS)
+            because = f"{method} {path}: HTTP {response.status} {said}".strip()
+            raise Unwell(because, dead=response.status == DEAD_STATUS, status=response.status, answer=answer)
         return answer

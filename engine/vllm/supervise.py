@@ -88,10 +88,13 @@ class EngineProbeFailed:
 
 @dataclass(frozen=True, slots=True)
 class ChildExited:
-    """The process is gone, and so is everything below it. `code` as a shell shows it: 128 + n for signal n."""
+    """The process is gone, and so is everything below it. `code` as a shell shows it: 128 + n for signal n. `because`:
+    why the process could not be started; empty: it ran.
+    """
 
     epoch: int
     code: int
+    because: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +181,8 @@ class Supervisor:
                 return self._healthy(now)
             case EngineProbeFailed(epoch, because, dead) if epoch == self.epoch:
                 return self._probe_failed(because, now, dead=dead)
-            case ChildExited(epoch, code) if epoch == self.epoch:
-                return self._exited(code, now)
+            case ChildExited(epoch) if epoch == self.epoch:
+                return self._exited(event.because or f"the process ended with exit code {event.code}", now)
             case StopSupervised(at_once):
                 return self._stop(now, at_once=at_once)
             case Tick() if self._wakeup is not None and now >= self._wakeup:
@@ -221,8 +224,8 @@ class Supervisor:
         self._wakeup = None
         return (KillChild(because),)
 
-    def _exited(self, code: int, now: float) -> tuple[Effect, ...]:
-        because = self._killed_because or f"the process ended with exit code {code}"
+    def _exited(self, because: str, now: float) -> tuple[Effect, ...]:
+        because = self._killed_because or because
         self._wakeup = None
         if self.state is EngineState.STOPPING:
             self.state = EngineState.STOPPED

@@ -270,6 +270,36 @@ async def test_adapters_are_announced_with_a_digest_until_their_files_change(
     await says({})
 
 
+async def test_an_instance_with_very_many_adapters_stays_in_the_fleet(
+    starter: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(readings, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(readings, "MODELS_EVERY_LOOKS", 1)
+    stage = await starter.start(adapter=lambda root: f"digest of {root}", adapter_marks=lambda _: ("as it was",))
+    await until_ready(stage)
+    names = [f"poet-{number}" for number in range(100)]
+    stage.engine.adapters = names
+    async with asyncio.timeout(5.0):
+        while len((await stage.sees(MemberState.READY)).models) == 1:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(2 * stage.registry.ttl_s)
+    beat = await stage.sees(MemberState.READY)
+    assert beat.model_names == ("fake", *names[:63]) and len(beat.adapters) == 63
+    stage.engine.adapters = names[1:]
+    async with asyncio.timeout(5.0):
+        while (beat := await stage.sees(MemberState.READY)).model_names != ("fake", *names[1:64]):
+            await asyncio.sleep(0.01)
+    assert caplog.text.count("i serves 101 models and adapters, and its heartbeats have room for 64;") == 1
+    assert caplog.text.count("room for") == 1
+
+
+async def test_the_fleet_hears_of_a_reason_with_colours_and_tabs(starter: Starter) -> None:
+    stage = await starter.start()
+    await until_ready(stage)
+    stage.puppet.becomes(Process.RESTARTING, 1, "x\ty\x1b[0m\u00a0z")
+    assert (await stage.sees(MemberState.RESTARTING)).detail == "x y [0m z"
+
+
 async def test_the_weights_are_named_anew_at_every_start_of_the_engine(starter: Starter) -> None:
     names = iter(["old", "", "new"])
     stage = await starter.start(weights=lambda: next(names))

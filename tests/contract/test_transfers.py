@@ -117,13 +117,16 @@ class Site:
 
     def __init__(self, fleet: Fleet, name: str, role: Role, *, keys=FLEET, model: str = "tiny") -> None:
         self.fleet, self.name, self.role = fleet, name, role
+        self.keys = keys
+        """The fleet's keys when its files were last made."""
         self.models: tuple[str, ...] = (model,)
         self.epoch, self.seq, self.agent = 1, 0, f"agent-{name}"
         self.door = FakeDoor(fleet.folder / f"{name}.sock", name)
         self.transfers = Transfers(
             self.door.path,
             fleet.registry,
-            read_identity(identity_text(keys, InstanceId(name))),
+            InstanceId(name),
+            lambda: read_identity(identity_text(self.keys, InstanceId(name))),
             self.agent,
             epoch=lambda: self.epoch,
             role=lambda: self.role,
@@ -432,8 +435,9 @@ def test_identities_are_made_with_ticket_keys(tmp_path) -> None:
 
     add_fleet_key(tmp_path / "tickets")
     files = {name: write_instance_file(tmp_path / "tickets", name) for name in ("p0", "d0")}
-    p, d = (open_identity(files[name], InstanceId(name)) for name in ("p0", "d0"))
-    assert p is not None and d is not None
+    read_p, read_d = (open_identity(files[name], InstanceId(name)) for name in ("p0", "d0"))
+    assert read_p is not None and read_d is not None
+    p, d = read_p(), read_d()
     box = p.seal(b"x", d.me, d.credentials(), life="", nonce=bytes(12))
     assert box is not None and d.unseal(box, p.me, p.credentials(), life="") == b"x"
     assert (tmp_path / "tickets.p0.identity").stat().st_mode & 0o777 == 0o600
@@ -442,6 +446,40 @@ def test_identities_are_made_with_ticket_keys(tmp_path) -> None:
     assert open_identity(None, InstanceId("p0")) is None and open_identity(tmp_path / "none", InstanceId("p0")) is None
     with files_for(["p0"], None) as (_, engines):
         assert open_identity(engines["p0"], InstanceId("p0")) is not None
+
+
+def test_identities_are_read_again_when_their_files_change(tmp_path, caplog) -> None:
+    from baton.ticket_keys import add_fleet_key, open_identity, write_instance_file
+
+    add_fleet_key(tmp_path / "tickets")
+    files = {name: write_instance_file(tmp_path / "tickets", name) for name in ("p0", "d0")}
+    identity = open_identity(files["p0"], InstanceId("p0"))
+    assert identity is not None
+    former = identity().credentials()
+    add_fleet_key(tmp_path / "tickets")
+    write_instance_file(tmp_path / "tickets", "p0")
+    assert identity().credentials() != former and identity() is identity()
+    latest = identity().credentials()
+    (tmp_path / "tickets.d0.identity").replace(tmp_path / "tickets.p0.identity")
+    assert identity().credentials() == latest and identity().me == "p0"
+    assert "is the identity of d0, and this is p0" in caplog.text
+
+
+async def test_the_fleets_keys_are_replaced_while_agents_run(fleet) -> None:
+    """The steps of docs/security.md."""
+    old, new = FLEET, read_fleet("k2 " + "33" * 32 + "\n")
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    await fleet.settle()
+    for keys in ((*old, *new), new):
+        for site in (p, d):
+            site.keys = keys
+            await fleet.settle(3)
+            assert p.transfers.acquainted.enough and d.transfers.acquainted.shuns == ()
+    thief = await fleet.join("p1", Role.PREFILL, keys=old)
+    later = await fleet.join("d1", Role.DECODE, keys=new)
+    await fleet.settle()
+    assert set(p.door.known) == {"d0#1", "d1#1"} and set(d.door.known) == set(later.door.known) == {"p0#1"}
+    assert thief.door.known == {}
 
 
 async def test_transfers_run_until_they_are_cancelled(fleet) -> None:

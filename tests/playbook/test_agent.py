@@ -83,6 +83,7 @@ def test_an_agent_that_lingers_takes_work_until_it_drains() -> None:
     assert kinds(machine.handle(Tick(), 15.0)) == [Publish, Say]
     assert (machine.state, machine.next_wakeup()) == (AgentState.DRAINING, 45.0)
     machine.handle(LoadRead(IDLE), 20.0)
+    machine.handle(LoadRead(IDLE), 21.5)
     assert StopEngine() in machine.handle(Tick(), 20.0 + QUIET_S)
 
 
@@ -93,6 +94,7 @@ def test_a_second_request_to_leave_ends_the_lingering_and_a_draining_agent_does_
     machine = ready()
     machine.handle(DrainAsked(30, leave=False), 10.0)
     machine.handle(DrainAsked(30, leave=True, linger_s=5), 11.0)
+    machine.handle(LoadRead(IDLE), 11.5)
     assert (machine.state, machine.next_wakeup()) == (AgentState.DRAINING, 10.0 + QUIET_S)
 
 
@@ -101,6 +103,7 @@ def test_a_drain_or_a_lost_engine_ends_the_lingering() -> None:
     machine.handle(DrainAsked(30, leave=True, linger_s=5), 10.0)
     machine.handle(DrainAsked(60, leave=False), 11.0)
     assert machine.state is AgentState.DRAINING
+    machine.handle(LoadRead(IDLE), 11.0 + QUIET_S / 2)
     assert StopEngine() in machine.handle(Tick(), 11.0 + QUIET_S)
     machine = ready()
     machine.handle(DrainAsked(30, leave=True, linger_s=5), 10.0)
@@ -112,6 +115,7 @@ def test_a_drain_or_a_lost_engine_ends_the_lingering() -> None:
 def test_idle_drain_leaves_after_the_quiet_time_and_the_registry_last() -> None:
     machine = ready()
     assert kinds(machine.handle(DrainAsked(30, leave=True), 10.0)) == [Publish, Say]
+    assert machine.handle(LoadRead(IDLE), 10.0 + QUIET_S / 2) == ()
     assert machine.next_wakeup() == 10.0 + QUIET_S
     assert machine.handle(Tick(), 10.0 + QUIET_S / 2) == ()
     assert kinds(machine.handle(Tick(), 10.0 + QUIET_S)) == [Publish, Say, StopEngine]
@@ -151,6 +155,7 @@ def test_past_the_deadline_the_agent_names_what_it_cuts_off() -> None:
 def test_drain_without_leaving_can_be_taken_back() -> None:
     machine = ready()
     machine.handle(DrainAsked(30, leave=False), 10.0)
+    machine.handle(LoadRead(IDLE), 11.5)
     assert "is drained" in said(machine.handle(Tick(), 12.0))
     assert machine.drained
     assert machine.next_wakeup() is None, "the drain ended in time"
@@ -173,8 +178,49 @@ def test_drain_without_leaving_says_when_it_takes_too_long_and_goes_on() -> None
 def test_drained_instance_told_to_leave_goes_at_once() -> None:
     machine = ready()
     machine.handle(DrainAsked(30, leave=False), 10.0)
-    machine.handle(Tick(), 12.0)
+    machine.handle(LoadRead(IDLE), 12.0)
     assert kinds(machine.handle(DrainAsked(30, leave=True), 20.0)) == [Publish, Say, StopEngine]
+
+
+@pytest.mark.parametrize("reads", [(), (104.4,)])
+def test_an_engine_that_does_not_answer_is_not_taken_for_a_drained_one(reads: tuple[float, ...]) -> None:
+    machine = ready(DecodeRules())
+    machine.handle(LoadRead(IDLE), 99.9)
+    machine.handle(DrainAsked(30, leave=True), 104.0)
+    for at in reads:
+        machine.handle(LoadRead(IDLE), at)
+    assert machine.handle(Tick(), 106.0) == (), "streams may have come since"
+    assert machine.next_wakeup() == 134.0
+    assert machine.handle(LoadRead(BUSY), 107.0) == ()
+    assert machine.handle(LoadRead(IDLE), 110.0) == ()
+    assert kinds(machine.handle(LoadRead(IDLE), 112.0)) == [Publish, Say, StopEngine]
+
+
+def test_an_engine_that_never_answers_again_is_stopped_at_the_deadline() -> None:
+    machine = ready(DecodeRules())
+    machine.handle(LoadRead(IDLE), 99.9)
+    machine.handle(DrainAsked(30, leave=True), 104.0)
+    effects = machine.handle(Tick(), 134.0)
+    assert said(effects) == "p stops: p was not drained within 30 s; cut off: what it has had since it last answered"
+    assert StopEngine() in effects
+
+
+def test_an_engine_that_is_not_ready_has_nothing_to_show() -> None:
+    machine = AgentMachine(name="p", rules=PrefillRules())
+    machine.handle(DrainAsked(30, leave=False), 10.0)
+    assert "is drained" in said(machine.handle(Tick(), 12.0))
+
+
+def test_a_drained_instance_that_is_told_again_to_drain_stays_drained() -> None:
+    machine = ready(DecodeRules())
+    machine.handle(DrainAsked(60, leave=False), 10.0)
+    machine.handle(LoadRead(IDLE), 12.0)
+    machine.handle(DrainAsked(60, leave=False), 20.0)
+    assert machine.drained and machine.next_wakeup() is None
+    assert machine.handle(Tick(), 80.0) == (), "it was drained in time"
+    machine.handle(LoadRead(BUSY), 90.0)
+    assert (machine.drained, machine.next_wakeup()) == (False, 150.0), "a drain that begins anew has all its time"
+    assert "was not drained within 60 s: 3 streams" in said(machine.handle(Tick(), 150.0))
 
 
 def test_an_agent_told_twice_to_leave_stops_at_once() -> None:

@@ -18,6 +18,7 @@ def test_a_drain_of_an_idle_engine_ends_at_the_requested_wakeup(began: float) ->
     machine.handle(EngineIs("ready", "", 1), began)
     machine.handle(LoadRead(Load()), began)
     machine.handle(DrainAsked(30.0, leave=False), began)
+    machine.handle(LoadRead(Load()), began + 1.5)
     for _ in range(3):
         due = machine.next_wakeup()
         if due is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -153,6 +154,25 @@ async def test_an_engine_that_dies_is_started_again(tmp_path: Path) -> None:
     assert log.count("--- ") == 2, "a header for each start"
 
 
+NO_PATH = {"error": {"message": "Not Found", "type": "Not Found", "param": None, "code": 404}}
+NO_MODEL = {"error": {"message": f"The model `{'m' * 300}` does not exist.", "type": "NotFoundError", "code": 404}}
+
+
+@pytest.mark.parametrize(("answer", "ready"), [(NO_PATH, True), ({"detail": "Not Found"}, True), (NO_MODEL, False)])
+async def test_an_engine_whose_model_only_embeds_is_ready_without_a_token(
+    tmp_path: Path, answer: dict[str, object], ready: bool
+) -> None:
+    source = SERVER.replace("alive = False", f"return self.answer(404, {answer!r})").replace('"/die"', "self.path")
+    engine = Engine(tmp_path, source, SuperviseLimits(start_max_s=20 if ready else 1.0))
+    if not ready:
+        with pytest.raises(EngineFailed, match="no first token"):
+            await engine.process.run()
+        return
+    async with running(engine):
+        await engine.wait_for(EngineState.READY)
+    assert engine.states == ["starting", "ready", "stopping", "stopped"]
+
+
 async def test_another_program_on_the_port_does_not_count_as_the_engine(tmp_path: Path) -> None:
     """Another cluster's engine may take the port while ours imports vLLM, and answer the same as ours."""
     engine = Engine(tmp_path)
@@ -198,6 +218,32 @@ async def test_a_start_that_fails_says_why(tmp_path: Path, source: str, why: str
         await engine.process.run()
     assert failure.value.log_tail[-1] in {"ValueError: no such model", "x.py: error: unrecognized arguments: --bad"}
     assert engine.states == ["starting", "failed"]
+
+
+async def test_a_log_that_cannot_be_opened_is_a_start_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "logs").touch()
+    engine = Engine(tmp_path)
+    with pytest.raises(EngineFailed, match=r"^it cannot be started: .*/logs/e-0\.log: .*--log-file") as failure:
+        await engine.process.run()
+    assert failure.value.log_tail == ()
+    assert engine.states == ["starting", "failed"]
+
+
+async def test_an_engine_that_cannot_be_started_again_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_fork(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    engine = Engine(tmp_path)
+    async with running(engine):
+        await engine.wait_for(EngineState.READY)
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "create_subprocess_exec", no_fork)
+            os.kill(keeper_of(engine), signal.SIGKILL)
+            again = await engine.wait_for(EngineState.RESTARTING, epoch=2)
+        assert again.detail.startswith("it cannot be started: Resource temporarily unavailable; starting again in")
+        await engine.wait_for(EngineState.READY, epoch=3)
 
 
 async def test_an_engine_that_never_answers_is_given_up(tmp_path: Path) -> None:

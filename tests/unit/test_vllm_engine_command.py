@@ -126,6 +126,29 @@ def test_peers_cannot_connect_to_a_wildcard() -> None:
     assert spec_of("--host", "0.0.0.0").side_channel_host == "127.0.0.1"
 
 
+@pytest.mark.parametrize("flag", ["--host", "--agent-host"])
+@pytest.mark.parametrize("wildcard", ["", "0.0.0.0", "::"])
+def test_no_wildcard_is_announced_to_other_machines(flag: str, wildcard: str) -> None:
+    elsewhere = f"{flag} {wildcard or repr('')}: .* registry at 203.0.113.9 .* give {flag} the address"
+    with pytest.raises(UsageError, match=re.escape(elsewhere).replace(r"\.\*", ".*")):
+        spec_of(flag, wildcard, "--registry", "redis://203.0.113.9:6379")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--host", "0.0.0.0"),
+        ("--host", "0.0.0.0", "--registry", "redis://127.0.0.1:6379"),
+        ("--host", "0.0.0.0", "--registry", "redis://localhost:6379"),
+        ("--host", "0.0.0.0", "--registry", "rediss://[::1]:6379"),
+        ("--host", "0.0.0.0", "--registry", "redis://[not-an-address"),
+        ("--host", "127.0.0.1", "--registry", "redis://203.0.113.9:6379"),
+    ],
+)
+def test_addresses_that_may_be_announced(words: tuple[str, ...]) -> None:
+    assert spec_of(*words).url.startswith("http://127.0.0.1:")
+
+
 def test_a_gpu_is_used_when_there_is_one_or_when_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spec_of("--gpu", "1, 2").gpus == ("1", "2")
     assert spec_of("--gpu", "1").device == "gpu"

@@ -149,3 +149,60 @@ def test_a_long_log_is_cut_on_a_full_disk_too(tmp_path: Path, monkeypatch: pytes
     assert log.path.stat().st_size < 300
     assert "lost: No space left" in log.path.read_text()
     os.close(output)
+
+
+@pytest.mark.parametrize("moved_to", ["p.log.old", "p.log.1", ""])
+def test_a_log_that_is_moved_or_deleted_is_still_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moved_to: str
+) -> None:
+    monkeypatch.setattr(logfile, "ROTATE_BYTES", 2000)
+    monkeypatch.setattr(logfile, "HEAD_BYTES", 100)
+    log = LogFile(tmp_path / "p.log")
+    output = log.open("x")
+    if moved_to:
+        log.path.rename(tmp_path / moved_to)
+    else:
+        log.path.unlink()
+    os.write(output, b"a line\n" * 1000)
+    assert log.bound()
+    assert os.fstat(output).st_size < 300
+    os.write(output, b"the very last\n")
+    assert log.this_start()[-1] == log.new_lines()[-1] == "the very last"
+    if moved_to:
+        assert (tmp_path / moved_to).read_text().startswith("--- x\na line\n")
+    if moved_to == "p.log.1":
+        assert "lost: the log itself was moved" in (tmp_path / moved_to).read_text()
+    else:
+        assert (tmp_path / "p.log.1").read_text().endswith("a line\n")
+    assert caplog.text == ""
+    os.close(output)
+
+
+def test_a_log_that_cannot_be_cut_is_reported_once_for_each_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(logfile, "ROTATE_BYTES", 20)
+    monkeypatch.setattr(logfile, "HEAD_BYTES", 10)
+    monkeypatch.setattr(logfile.os, "ftruncate", fails)
+    log = LogFile(tmp_path / "p.log")
+    for _ in range(2):
+        start(log, "x", "a line\n" * 100)
+        assert (log.bound(), log.bound()) == (False, False)
+    assert caplog.text.count("Input/output error: it cannot be cut") == 2
+
+
+def test_a_start_whose_log_cannot_be_opened_has_no_lines_of_the_former_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(_: LogFile) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    log = LogFile(tmp_path / "p.log")
+    start(log, "x", "RuntimeError: the former start's\n")
+    monkeypatch.setattr(LogFile, "_opened", forbidden)
+    with pytest.raises(PermissionError):
+        log.open("y")
+    assert (log.this_start(), log.new_lines()) == ([], [])

@@ -46,6 +46,9 @@ class Idling:
     def rest(self, waiting: int, listens: Callable[[], bool], hear: Callable[[], bool]) -> None:
         """Wait, in a step without work, for the next request or for a notice.
 
+        The ranks of a mixture of experts make each step together, also those without work (vLLM's `DPEngineCoreProc`).
+        They never wait while any of them has a request: all others would wait for this one.
+
         Args:
             waiting: the number of requests that wait for a notice. If the engine has more requests than these, it makes
                 its step at once.
@@ -53,7 +56,7 @@ class Idling:
             hear: takes the notices; returns whether one of them is work.
         """
         core, now = self.core, time.monotonic()
-        if core is None or core.scheduler.get_num_unfinished_requests() > waiting or not core.is_running():
+        if core is None or _must_step(core, waiting) or not core.is_running():
             self._rests.news(now)
             return
         arrived, until = core.input_queue, now + self._rests.pause_s(now)
@@ -66,6 +69,14 @@ class Idling:
         with arrived.not_empty:
             if not arrived.queue and (left_s := until - time.monotonic()) > 0:
                 arrived.not_empty.wait(left_s)
+
+
+def _must_step(core: Any, waiting: int) -> bool:
+    """Whether this engine core, or a rank that steps together with it, has more requests than `waiting`."""
+    together = getattr(core, "dp_group", None) is not None
+    if together and core.engines_running:
+        return True
+    return bool(core.scheduler.get_num_unfinished_requests() > (0 if together else waiting))
 
 
 def _engine_core() -> Any:

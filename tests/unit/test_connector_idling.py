@@ -1,0 +1,97 @@
+"""Pauses of an engine core without work, with a fake core in place of vLLM's."""
+
+from __future__ import annotations
+
+import queue
+import sys
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+
+class Condition:
+    """A condition on which nobody else waits: keeps how long it was waited for."""
+
+    def __init__(self) -> None:
+        self.waits: list[float | None] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        return False
+
+
+class Core:
+    """An engine core. The one that makes the connector is `self` of a caller, as in vLLM."""
+
+    def __init__(self, unfinished: int = 0, **more: object) -> None:
+        self.input_queue: Any = queue.Queue()
+        self.input_queue.not_empty = Condition()
+        self.scheduler = SimpleNamespace(get_num_unfinished_requests=lambda: unfinished)
+        vars(self).update(more)
+
+    def is_running(self) -> bool:
+        return True
+
+    def idling(self, module: ModuleType) -> Any:
+        return module.Idling()
+
+    @property
+    def waits(self) -> list[float | None]:
+        """Its pauses."""
+        waits: list[float | None] = self.input_queue.not_empty.waits
+        return waits
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The connector's module, on a stand-in for vLLM."""
+    for name in ("vllm", "vllm.v1"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    engine = ModuleType("vllm.v1.engine")
+    engine.EngineCoreRequestType = SimpleNamespace(WAKEUP="wakeup")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm.v1.engine", engine)
+    monkeypatch.delitem(sys.modules, "engine.vllm.connector.idling", raising=False)
+    found = import_module("engine.vllm.connector.idling")
+    monkeypatch.setitem(sys.modules, "engine.vllm.connector.idling", found)
+    return found
+
+
+def rest(core: Core, module: ModuleType, waiting: int = 0) -> list[float | None]:
+    core.idling(module).rest(waiting, lambda: False, lambda: False)
+    return core.waits
+
+
+@pytest.mark.parametrize(
+    ("core", "waiting"),
+    [
+        (Core(), 0),
+        (Core(engines_running=False), 0),
+        (Core(1, engines_running=False), 1),
+        (Core(engines_running=False, dp_group="ranks"), 0),
+    ],
+)
+def test_an_engine_that_only_holds_blocks_rests(module: ModuleType, core: Core, waiting: int) -> None:
+    waits = rest(core, module, waiting)
+    assert len(waits) == 1 and (waits[0] or 0.0) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("core", "waiting"),
+    [
+        (Core(1), 0),
+        (Core(engines_running=True, dp_group="ranks"), 0),
+        (Core(1, engines_running=True, dp_group="ranks"), 1),
+        (Core(1, engines_running=False, dp_group="ranks"), 1),
+    ],
+)
+def test_a_rank_does_not_rest_while_ranks_step_together(module: ModuleType, core: Core, waiting: int) -> None:
+    """With a mixture of experts vLLM's ranks make each step together: a rank that rests stops them all."""
+    assert rest(core, module, waiting) == []
