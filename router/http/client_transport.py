@@ -74,7 +74,7 @@ class ClientTransport:
 
     def pause(self) -> None:
         """Do not read the client's bytes for now."""
-        if self.raw is not None and not self._paused:
+        if self.raw is not None:  # also if it is paused: aiohttp may have resumed the transport that it shares
             self._paused = True
             self.raw.pause_reading()
 
