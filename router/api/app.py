@@ -191,6 +191,6 @@ class _NoGeneration:
         """Never called: no request is admitted."""
         raise AssertionError(tenant)
 
-    def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
+    def refuse(self, outlet: Outlet, problem: Exception, client_id: str | None, *, close: bool = False) -> None:
         """Answer with the raised error."""
-        self._generation.refuse(outlet, problem, close=close)
+        self._generation.refuse(outlet, problem, client_id, close=close)

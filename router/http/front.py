@@ -74,8 +74,8 @@ class FrontHandler(Protocol):
     def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
         """Answer an admitted request, now or later; it is open until then, or until this raises `ApiError`."""
 
-    def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
-        """Answer with the raised error."""
+    def refuse(self, outlet: Outlet, problem: Exception, client_id: str | None, *, close: bool = False) -> None:
+        """Answer with the raised error. `client_id`: the request's ``X-Request-Id`` as it came."""
 
 
 class Front:
@@ -394,7 +394,8 @@ class ClientConnection(asyncio.Protocol):
             if intake.open or not intake.ends_in(rest):
                 raise
             self._buffer = rest[intake.left :]
-            self._front.answers.refuse(self._outlet(keep=True), problem)
+            client_id = intake.head.headers.get("x-request-id")
+            self._front.answers.refuse(self._outlet(keep=True), problem, client_id)
             return
         self._phase = _Phase.BODY
         self._read_body(rest)
@@ -411,7 +412,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             front.answers.answer(outlet, intake.path, headers, raw, intake.tenant)
         except Exception as problem:  # noqa: BLE001 - the one boundary where faults become answers
-            front.answers.refuse(outlet, problem)
+            front.answers.refuse(outlet, problem, headers.get("x-request-id"))
 
     def _outlet(self, *, keep: bool) -> Outlet:
         """Make the outlet for the answer to the request that has been read, or that cannot be read."""
@@ -451,10 +452,11 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, problem: ApiError) -> None:
         """The arrived bytes cannot be read further."""
+        client_id = self._intake.head.headers.get("x-request-id")
         self._leave_cold()
         self._intake.give_up()
         self._buffer, self._unheard = b"", True
-        self._front.answers.refuse(self._outlet(keep=False), problem, close=True)
+        self._front.answers.refuse(self._outlet(keep=False), problem, client_id, close=True)
 
     # -- aiohttp's --
 
