@@ -398,7 +398,9 @@ def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
         if key not in TRANSFER_KEYS | TOP_LEVEL_KEYS
     }
     salt = clean.get("cache_salt")
-    if isinstance(salt, str) and 1 <= len(salt) <= 1024:  # vLLM's own bounds: vLLM answers for anything else
+    if salt is None:
+        clean.pop("cache_salt", None)  # null: for vLLM, too, the client has none
+    elif isinstance(salt, str) and 1 <= len(salt) <= 1024:  # vLLM's own bounds: vLLM answers for anything else
         clean["cache_salt"] = apart(namespace, salt)
     return clean
 

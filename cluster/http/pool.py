@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar, cast
@@ -63,7 +64,10 @@ class Pool(Generic[C]):
     async def connect(self) -> C:
         """A new connection. Raises OSError."""
         loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(self._new, self.host, self.port, ssl=self._ssl)
+        try:
+            _, made = await loop.create_connection(self._new, self.host, self.port, ssl=self._ssl)
+        except UnicodeError:  # getaddrinfo's, for an empty label or one that is too long
+            raise OSError(errno.EINVAL, "no host has such a name") from None
         return cast("C", made)
 
     def _new(self) -> asyncio.Protocol:

@@ -281,8 +281,9 @@ def _is_base(url: str) -> bool:
     """Whether `url` is a scheme, a host and perhaps a port and a path, as other programs connect to it."""
     try:
         parts = urlsplit(url)
+        (parts.hostname or "").encode("idna")  # as getaddrinfo does
         return bool(parts.hostname) and parts.port != 0 and not (parts.username or parts.query or parts.fragment)
-    except ValueError:  # no such port, or brackets that hold no address
+    except ValueError:  # no such port, brackets that hold no address, or a name that no host can have
         return False
 
 

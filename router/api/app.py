@@ -23,7 +23,7 @@ from router.api.generation import Generation
 from router.api.server import Router
 from router.http import cold
 from router.http.doors import CLIENTS_MAX, SPARE, Doors, guests_of
-from router.http.front import Front
+from router.http.front import Front, FrontHandler
 from router.http.outlet import Outlet
 from router.http.tls import limit_untaken, server_context
 from router.http.uploads import Uploads
@@ -34,6 +34,10 @@ BACKLOG = 1024
 ADMIN_GUESTS_MAX = 256
 """The number of connections of the admin side: pages, scrapers and router peers keep a few each. Fewer if the process
 has few descriptors."""
+
+
+CUT_OFF_S = 0.1
+"""Seconds that aiohttp gives a request twice, when the time to finish is over: then it cancels the request."""
 
 
 async def serve(
@@ -54,31 +58,26 @@ async def serve(
     async with AsyncExitStack() as closing:
         await router.start()
         closing.push_async_callback(router.close)
-        tls = None if config.tls_cert_file is None else server_context(config.tls_cert_file, config.tls_key_file)
-        front = Front(
+        sides = _Sides(config)
+        closing.push_async_callback(sides.close)
+        front = await sides.front(
             router.generation,
-            cold.handlers(await _server(public_app(router.endpoints), config, closing)),
+            public_app(router.endpoints),
             body_bytes_max=config.body_bytes_max,
-            body_timeout_s=config.body_timeout_s,
-            head_timeout_s=config.head_timeout_s,
             doors=doors,
             uploads=router.uploads,
         )
-        closing.push_async_callback(front.drain, config.drain_s)
+        tls = None if config.tls_cert_file is None else server_context(config.tls_cert_file, config.tls_key_file)
         shared = config.shares_port or None
-        public = await _listen(front.connect, config, config.host, config.port, "--port", closing, tls, shared=shared)
-        operators = Front(
+        public = await sides.listen(front, config.host, config.port, "--port", tls, shared=shared)
+        operators = await sides.front(
             _NoGeneration(router.generation),
-            cold.handlers(await _server(admin_app(router.endpoints), config, closing)),
+            admin_app(router.endpoints),
             body_bytes_max=SMALL_BYTES_MAX,
-            body_timeout_s=config.body_timeout_s,
-            head_timeout_s=config.head_timeout_s,
             doors=Doors(min(ADMIN_GUESTS_MAX, doors.guests_max)),
             uploads=Uploads(ADMIN_GUESTS_MAX * SMALL_BYTES_MAX),
         )
-        closing.push_async_callback(operators.drain, config.drain_s)
-        connect = operators.connect
-        admin = await _listen(connect, config, config.admin_host, config.admin_port, "--admin-port", closing)
+        admin = await sides.listen(operators, config.admin_host, config.admin_port, "--admin-port")
         router.announce(public, admin)
         announce(public, admin)
         await stop.wait()
@@ -101,52 +100,77 @@ def _guests_max(config: RouterConfig) -> int:
     return config.connections_max or guests_of(limit, sum(1 for _ in Path("/proc/self/fd").iterdir()))
 
 
-async def _server(app: web.Application, config: RouterConfig, closing: AsyncExitStack) -> web.Server:
-    """aiohttp's side of a port."""
-    # handler_cancellation: a client that leaves cancels its handler; otherwise engines would generate for clients that
-    # have left.
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=config.drain_s,
-    )
-    await runner.setup()
-    closing.push_async_callback(runner.cleanup)
-    assert runner.server is not None
-    return runner.server
+class _Sides:
+    """The clients' and the operators' side of one router. They end together: the router stops within ``drain_s``."""
 
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._servers: list[asyncio.Server] = []
+        self._fronts: list[Front] = []
+        self._runners: list[web.AppRunner] = []
 
-async def _listen(
-    factory: Callable[[], asyncio.BaseProtocol],
-    config: RouterConfig,
-    host: str,
-    port: int,
-    flag: str,
-    closing: AsyncExitStack,
-    tls: ssl.SSLContext | None = None,
-    *,
-    shared: bool | None = None,
-) -> str:
-    try:
-        server = await asyncio.get_running_loop().create_server(
-            factory,
-            host,
-            port,
-            backlog=BACKLOG,
-            ssl=tls,
-            reuse_port=shared,
-            ssl_handshake_timeout=None if tls is None else config.head_timeout_s,
+    async def front(
+        self, answers: FrontHandler, app: web.Application, *, body_bytes_max: int, doors: Doors, uploads: Uploads
+    ) -> Front:
+        """One side: `answers` gets generation requests, and aiohttp's `app` all others."""
+        # handler_cancellation: a client that leaves cancels its handler; otherwise engines would generate for clients
+        # that have left.
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CUT_OFF_S)
+        await runner.setup()
+        self._runners.append(runner)
+        assert runner.server is not None
+        front = Front(
+            answers,
+            cold.handlers(runner.server),
+            body_bytes_max=body_bytes_max,
+            body_timeout_s=self._config.body_timeout_s,
+            head_timeout_s=self._config.head_timeout_s,
+            doors=doors,
+            uploads=uploads,
         )
-    except OSError as error:
-        if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
-            raise cannot_listen(host, port, error, flag) from None
-        raise
-    for listening in server.sockets:
-        limit_untaken(listening, config.client_stall_s)
-    closing.push_async_callback(closed_server, server)  # runs first: no new connections while open ones are finished
-    bound = server.sockets[0].getsockname()[1]
-    return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{bound}"
+        self._fronts.append(front)
+        return front
+
+    async def listen(
+        self,
+        front: Front,
+        host: str,
+        port: int,
+        flag: str,
+        tls: ssl.SSLContext | None = None,
+        *,
+        shared: bool | None = None,
+    ) -> str:
+        """Open a side's port. Returns its URL."""
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                front.connect,
+                host,
+                port,
+                backlog=BACKLOG,
+                ssl=tls,
+                reuse_port=shared,
+                ssl_handshake_timeout=None if tls is None else self._config.head_timeout_s,
+            )
+        except OSError as error:
+            if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
+                raise cannot_listen(host, port, error, flag) from None
+            raise
+        self._servers.append(server)
+        for listening in server.sockets:
+            limit_untaken(listening, self._config.client_stall_s)
+        bound = server.sockets[0].getsockname()[1]
+        return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{bound}"
+
+    async def close(self) -> None:
+        """Accept no more connections, let begun answers end within ``drain_s``, and cut the others off."""
+        for server in self._servers:
+            await closed_server(server)
+        async with asyncio.TaskGroup() as draining:
+            for front in self._fronts:
+                draining.create_task(front.drain(self._config.drain_s))
+        for runner in self._runners:
+            await runner.cleanup()
 
 
 class _NoGeneration:
@@ -167,6 +191,6 @@ class _NoGeneration:
         """Never called: no request is admitted."""
         raise AssertionError(tenant)
 
-    def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
+    def refuse(self, outlet: Outlet, problem: Exception, client_id: str | None, *, close: bool = False) -> None:
         """Answer with the raised error."""
-        self._generation.refuse(outlet, problem, close=close)
+        self._generation.refuse(outlet, problem, client_id, close=close)

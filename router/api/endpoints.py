@@ -27,7 +27,6 @@ from cluster.errors import (
     upstream_failed,
 )
 from cluster.http.headers import printable
-from cluster.ids import client_id_in
 from cluster.instance import Instance
 from cluster.readable import SMALL_BYTES_MAX
 from router.admin.operators import Operators
@@ -47,7 +46,7 @@ from router.http.cold import as_response, json_response
 from router.http.uploads import Uploads, client_of
 from router.http.upstream import EngineLost, limit_silence, say
 from router.request.parts import Parts
-from router.request.refusals import broken, headers_of
+from router.request.refusals import broken, headers_of, names_of, new_id
 
 logger = logging.getLogger("baton.router")
 
@@ -103,7 +102,7 @@ class Endpoints:
             raise no_instance(f"{instance.id} has just left")
         headers = self.parts.engines.credentials.headers_for(http.headers)
         _check_sendable(headers)
-        headers["X-Request-Id"] = self._generation.new_id()
+        headers["X-Request-Id"] = http[_NAME] = self._generation.new_id()
         self.parts.dispatch.leg_started(instance.id)
         try:
             return await self._relay(http, instance, clean, headers)
@@ -138,8 +137,7 @@ class Endpoints:
                 said = printable(answer.headers.get(name, ""))
                 if said:
                     response.headers[name] = said
-            ours = response.headers["X-Baton-Request-Id"] = headers["X-Request-Id"]
-            response.headers["X-Request-Id"] = client_id_in(http.headers.get("X-Request-Id")) or ours
+            response.headers.update(names_of(http.headers.get("X-Request-Id"), headers["X-Request-Id"]))
             try:
                 await response.prepare(http)
                 async for chunk in answer.content.iter_any():
@@ -293,6 +291,8 @@ _RELAYED = ("Content-Type", "Content-Encoding", "Cache-Control", "Content-Dispos
 """The headers about an answer that is passed on unread."""
 
 _TENANT = web.RequestKey("tenant", str)
+_NAME = web.RequestKey("name", str)
+"""The router's name for a request that is passed through."""
 _OPENAPI = msgspec.json.encode(document())
 _OPEN_PATHS = frozenset({"/health", "/ready", "/metrics", "/openapi.json"})
 """Paths without a key: load balancers call them."""
@@ -348,7 +348,7 @@ def _errors(endpoints: Endpoints) -> Any:
             problem = broken()
         problem.__traceback__ = problem.__context__ = None  # they hold this frame, and others that hold the body
         endpoints.parts.meters.rejected.labels(str(problem.status)).inc()
-        headers = headers_of(problem)
+        headers = headers_of(problem) | names_of(http.headers.get("X-Request-Id"), http.get(_NAME) or new_id())
         if problem.status in {408, 413}:
             headers["Connection"] = "close"  # do not read the rest of the body
         response = as_response(problem)

@@ -117,7 +117,7 @@ class Generation:
         except ClientGone:
             logger.debug("a client left before its body was read")
         except Exception as problem:  # noqa: BLE001 - a boundary where faults become answers
-            self.refuse(outlet, problem)
+            self.refuse(outlet, problem, headers.get("x-request-id"))
         finally:
             if exchange is None:
                 self.leave(tenant)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import math
+import termios
 from collections.abc import Callable
 from typing import Final
 
@@ -70,11 +72,27 @@ class ClientTransport:
             self.within(KEEPALIVE_S)
         return unwritten > 0
 
+    @property
+    def untaken(self) -> bool:
+        """Whether bytes of answers wait here for the client. A TLS transport does not count those that it has given to
+        the transport below it; as long as some wait there, the kernel has some, too.
+        """
+        raw = self.raw
+        if raw is None:
+            return False
+        try:
+            if raw.get_write_buffer_size():
+                return True
+            tls = raw.get_extra_info("sslcontext") is not None
+            return tls and any(fcntl.ioctl(raw.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4)))
+        except (AttributeError, OSError, ValueError):  # it is closed; asyncio's TLS transport has no state then
+            return False
+
     # -- reading --
 
     def pause(self) -> None:
         """Do not read the client's bytes for now."""
-        if self.raw is not None and not self._paused:
+        if self.raw is not None:  # also if it is paused: aiohttp may have resumed the transport that it shares
             self._paused = True
             self.raw.pause_reading()
 
@@ -104,7 +122,7 @@ class ClientTransport:
 
     def close(self) -> None:
         """Close the connection when all is written."""
-        if self.raw is not None:
+        if self.raw is not None and not self.raw.is_closing():  # asyncio's TLS transport forgets itself if told twice
             self.raw.close()
 
     def give_way(self) -> None:

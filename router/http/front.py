@@ -43,6 +43,9 @@ read the refusal."""
 REFUSAL_S: Final = 2.0
 """Seconds in which a connection above the limit must send its request, and as many again to read the refusal."""
 
+DRAIN_LOOKS_S: Final = 0.05
+"""Seconds between two looks at the connections of a router that is about to stop."""
+
 _HOT: Final = {f"POST {path}{end}".encode(): path for path in (COMPLETIONS, CHAT) for end in " ?"}
 _HOT_LONGEST: Final = max(map(len, _HOT))
 _HEAD_TIMEOUT: Final = ApiError(408, "RequestTimeoutError", "The request head did not arrive in time.")
@@ -71,8 +74,8 @@ class FrontHandler(Protocol):
     def answer(self, outlet: Outlet, path: str, headers: Headers, raw: bytes, tenant: str) -> None:
         """Answer an admitted request, now or later; it is open until then, or until this raises `ApiError`."""
 
-    def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
-        """Answer with the raised error."""
+    def refuse(self, outlet: Outlet, problem: Exception, client_id: str | None, *, close: bool = False) -> None:
+        """Answer with the raised error. `client_id`: the request's ``X-Request-Id`` as it came."""
 
 
 class Front:
@@ -99,28 +102,26 @@ class Front:
         self.loop: Final = asyncio.get_running_loop()
         self.open: Final[set[ClientConnection]] = set()
         self.drains = False
-        self._empty: asyncio.Future[None] | None = None
 
     def connect(self) -> ClientConnection:
         """A client's connection."""
         return ClientConnection(self)
 
     async def drain(self, timeout_s: float) -> None:
-        """Close idle connections, let begun answers end within this time, and cut the others off."""
+        """Close idle connections, let begun answers reach their clients within this time, and cut the others off. Those
+        that aiohttp answers are not cut off.
+        """
         self.drains = True
-        for connection in list(self.open):
-            connection.close_if_idle()
-        if any(each.answering for each in self.open):
-            self._empty = self.loop.create_future()
-            await asyncio.wait({self._empty}, timeout=timeout_s)
+        end = self.loop.time() + timeout_s
+        while True:
+            for connection in list(self.open):
+                connection.close_if_idle()
+            left_s = end - self.loop.time()
+            if left_s <= 0 or not any(each.unfinished for each in self.open):
+                break
+            await asyncio.sleep(min(left_s, DRAIN_LOOKS_S))
         for connection in list(self.open):
             connection.cut()
-
-    def closed(self, connection: ClientConnection) -> None:
-        """A connection is gone."""
-        self.open.discard(connection)
-        if self._empty is not None and not self._empty.done() and not any(each.answering for each in self.open):
-            self._empty.set_result(None)
 
 
 class _Phase(Enum):
@@ -324,9 +325,14 @@ class ClientConnection(asyncio.Protocol):
         """The client reads too slowly: no further request begins."""
 
     @property
-    def answering(self) -> bool:
+    def busy(self) -> bool:
         """Whether a request is under way."""
-        return self._phase in {_Phase.BODY, _Phase.ANSWERING}
+        return self._phase in {_Phase.BODY, _Phase.ANSWERING} or (self._cold is not None and not self._cold.at_rest)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a request is under way, or the client has not taken all of an answer."""
+        return self.busy or self._transport.untaken
 
     # -- bytes --
 
@@ -388,7 +394,8 @@ class ClientConnection(asyncio.Protocol):
             if intake.open or not intake.ends_in(rest):
                 raise
             self._buffer = rest[intake.left :]
-            self._front.answers.refuse(self._outlet(keep=True), problem)
+            client_id = intake.head.headers.get("x-request-id")
+            self._front.answers.refuse(self._outlet(keep=True), problem, client_id)
             return
         self._phase = _Phase.BODY
         self._read_body(rest)
@@ -405,7 +412,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             front.answers.answer(outlet, intake.path, headers, raw, intake.tenant)
         except Exception as problem:  # noqa: BLE001 - the one boundary where faults become answers
-            front.answers.refuse(outlet, problem)
+            front.answers.refuse(outlet, problem, headers.get("x-request-id"))
 
     def _outlet(self, *, keep: bool) -> Outlet:
         """Make the outlet for the answer to the request that has been read, or that cannot be read."""
@@ -445,10 +452,11 @@ class ClientConnection(asyncio.Protocol):
 
     def _refuse(self, problem: ApiError) -> None:
         """The arrived bytes cannot be read further."""
+        client_id = self._intake.head.headers.get("x-request-id")
         self._leave_cold()
         self._intake.give_up()
         self._buffer, self._unheard = b"", True
-        self._front.answers.refuse(self._outlet(keep=False), problem, close=True)
+        self._front.answers.refuse(self._outlet(keep=False), problem, client_id, close=True)
 
     # -- aiohttp's --
 
@@ -529,11 +537,11 @@ class ClientConnection(asyncio.Protocol):
         self._phase, self._buffer = _Phase.LINGERING, b""
         self._intake.give_up()
         self._front.doors.leave(self)
-        self._front.closed(self)
+        self._front.open.discard(self)
 
     def make_room(self) -> bool:
         """Another client's connection needs this one's place (`doors.Guest`). False: a request is under way."""
-        if self.answering or (self._cold is not None and not self._cold.at_rest):
+        if self.busy:
             return False
         if self._phase is _Phase.LINGERING:
             self._transport.abort()
@@ -543,8 +551,7 @@ class ClientConnection(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """The router is about to stop."""
-        idle = not self.answering and (self._cold is None or self._cold.at_rest)
-        if idle and self._phase is not _Phase.LINGERING:
+        if not self.busy and self._phase is not _Phase.LINGERING:
             self._transport.close()
 
     def cut(self) -> None:

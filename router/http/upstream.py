@@ -141,6 +141,8 @@ class Upstream:
             except aiohttp.ClientConnectorError as error:
                 cause = error.os_error
                 raise not_connected(cause, last_words(error)) from None
+            except UnicodeError as error:  # getaddrinfo's, for an empty label or one that is too long
+                raise EngineLost(f"no host has such a name ({last_words(error)})", reached=False) from None
             except aiohttp.ConnectionTimeoutError as error:
                 raise EngineLost(last_words(error), reached=False) from None
             except (aiohttp.ClientError, TimeoutError, OSError) as error:

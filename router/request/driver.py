@@ -264,7 +264,7 @@ class RequestDriver(EventSink):
         if outlet.begun:
             outlet.abort()
         else:
-            self._parts.refusals.refuse(outlet, broken())
+            self._parts.refusals.refuse(outlet, broken(), self._request.client_id, ours=self._request.id)
 
     def stop(self) -> None:
         """The router ends: ignore all further events."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from typing import Final
 
 import msgspec
 
 from cluster.errors import ApiError, retry_after_s
+from cluster.ids import client_id_in
 from router.http.outlet import Outlet
 from router.telemetry.metrics import RouterMetrics
 
@@ -20,13 +22,24 @@ class Refusals:
     def __init__(self, meters: RouterMetrics) -> None:
         self._meters: Final = meters
 
-    def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
-        """Answer with the raised error. `close`: do not read the rest of the request."""
+    def refuse(
+        self, outlet: Outlet, problem: Exception, client_id: str | None, *, ours: str = "", close: bool = False
+    ) -> None:
+        """Answer with the raised error.
+
+        Args:
+            outlet: the way to the client.
+            problem: the error.
+            client_id: the request's ``X-Request-Id`` as it came.
+            ours: the router's name for the request; empty: it has none yet.
+            close: do not read the rest of the request.
+        """
         if not isinstance(problem, ApiError):
             logger.error("a request failed in the router", exc_info=problem)
             problem = broken()
         self._meters.rejected.labels(str(problem.status)).inc()
-        headers = {"Content-Type": "application/json; charset=utf-8", **headers_of(problem)}
+        about = headers_of(problem) | names_of(client_id, ours or new_id())
+        headers = {"Content-Type": "application/json; charset=utf-8", **about}
         if outlet.begun:
             outlet.abort()
         else:
@@ -36,6 +49,16 @@ class Refusals:
 def broken() -> ApiError:
     """A bug of the router's has ended a request."""
     return ApiError(500, "InternalServerError", "The router failed on this request; its log says why.")
+
+
+def new_id() -> str:
+    """A name for a request that is refused before it has one."""
+    return secrets.token_hex(16)
+
+
+def names_of(client_id: str | None, ours: str) -> dict[str, str]:
+    """The headers that name an answer's request. `client_id`: its ``X-Request-Id`` as it came."""
+    return {"X-Request-Id": client_id_in(client_id) or ours, "X-Baton-Request-Id": ours}
 
 
 def headers_of(problem: ApiError) -> dict[str, str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
+import ipaddress
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +31,43 @@ def real_server_left_clean(pytestconfig: pytest.Config) -> Iterator[None]:
         from support.k8s_stage import swept  # the client is an optional extra
 
         asyncio.run(swept(kubeconfig))
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Paths of a certificate for 127.0.0.1 and of its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "baton")])
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    now = dt.datetime.now(tz=dt.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(address, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    locked = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"password"),
+    )
+    (folder / "locked.pem").write_bytes(locked)
+    return folder / "cert.pem", folder / "key.pem"
 
 
 @pytest.fixture
@@ -60,7 +100,9 @@ async def start() -> AsyncIterator[Starter]:
                     )
             if prepare is not None:
                 prepare(engines)
-            config = RouterConfig(instances=tuple(instances), port=0, admin_port=0, drain_s=1.0, **hands_over(settings))
+            config = RouterConfig(
+                instances=tuple(instances), port=0, admin_port=0, **{"drain_s": 1.0, **hands_over(settings)}
+            )
             stop = asyncio.Event()
             endpoint, admin = await stack.enter_async_context(served(config, stop=stop))
             client = await stack.enter_async_context(aiohttp.ClientSession())

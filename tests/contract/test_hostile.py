@@ -20,11 +20,13 @@ from baton.commands.router import GARBAGE
 from cluster.keys import digest
 from cluster.spec import Tenant
 from router.http.cold import AiohttpConnection
-from router.http.front import ClientConnection
+from router.http.front import AHEAD_BYTES_MAX, ClientConnection
 
 BODY = json.dumps({"model": "fake", "prompt": "p" * 250_000, "max_tokens": 5}).encode()
 KEY = "sk-baton-some"
 HOT, SPELLED, OTHER = b"/v1/completions", b"/v1/%63ompletions", b"/v1/embeddings"
+READ_BYTES_MAX = 1 << 18
+"""The most bytes that a loop reads from a socket at once."""
 PATHS = pytest.mark.parametrize("path", [HOT, SPELLED, OTHER], ids=["hot", "spelled otherwise", "relayed"])
 
 
@@ -128,14 +130,26 @@ async def test_bytes_of_all_bodies_together_are_bounded(start: Starter, path: by
         each.close()
 
 
-def transports() -> list[asyncio.Transport]:
-    """Transports of all clients' connections in this process that are not closing."""
-    kinds: tuple[Any, ...] = (ClientConnection, AiohttpConnection)
-    found = [
+def connections(*kinds: Any) -> list[Any]:
+    """All clients' connections of these kinds in this process."""
+    return [
         each for each in gc.get_objects() if issubclass(type(each), kinds)
     ]  # isinstance would ask what lazy modules are
+
+
+def transports() -> list[asyncio.Transport]:
+    """Transports of all clients' connections in this process that are not closing."""
+    found = connections(ClientConnection, AiohttpConnection)
     both = (each._transport.raw if isinstance(each, ClientConnection) else each.transport for each in found)
     return [each for each in both if each is not None and not each.is_closing()]
+
+
+async def transport_of(client: Client) -> asyncio.Transport:
+    """The router's transport to this client."""
+    mine = client.socket.getsockname()
+    await eventually(lambda: any(each.get_extra_info("peername") == mine for each in transports()), "it is there")
+    (kept,) = {each for each in transports() if each.get_extra_info("peername") == mine}
+    return kept
 
 
 @pytest.mark.interpreted
@@ -155,9 +169,7 @@ async def test_a_client_that_reads_no_answers_gets_no_further_ones(start: Starte
     client = Client(fleet.admin if side == "admin" else fleet.endpoint)
     try:
         await client.send(request * count)
-        mine = client.socket.getsockname()
-        await eventually(lambda: any(each.get_extra_info("peername") == mine for each in transports()), "it is there")
-        (kept,) = {each for each in transports() if each.get_extra_info("peername") == mine}
+        kept = await transport_of(client)
         last, same = -1, 0
         async with asyncio.timeout(30):
             while same < 20:  # until nothing moves any more
@@ -166,6 +178,39 @@ async def test_a_client_that_reads_no_answers_gets_no_further_ones(start: Starte
                 same, last = (same + 1 if now == last and now > 0 else 0), now
         assert last < 500_000
     finally:
+        client.close()
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("path", [SPELLED, OTHER], ids=["spelled otherwise", "relayed"])
+async def test_bytes_that_come_before_an_answer_of_aiohttps_are_bounded(start: Starter, path: bytes) -> None:
+    """aiohttp resumes the transport that it shares when its handler reads the request's body."""
+    answers = asyncio.Event()
+
+    async def late(*_: object) -> web.Response:
+        await answers.wait()
+        return web.json_response({"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]})
+
+    fleet = await start(prefill=0, decode=0, both=1)
+    engine = fleet.engines["both-0"]
+    engine.behave = engine.behave_elsewhere = late
+    small = b'{"model": "fake", "prompt": "x", "max_tokens": 1}'
+    client = Client(fleet.endpoint)
+    sending = asyncio.create_task(client.send(head(path, len(small)) + small + b"x" * (8 << 20)))
+    try:
+        await eventually(lambda: len(engine.bodies) == 1, "the engine has the request")
+        raw = await transport_of(client)
+        (mine,) = (each for each in connections(ClientConnection) if each._transport.raw is raw)
+        last, same = -1, 0
+        async with asyncio.timeout(10):
+            while same < 20:  # until nothing moves any more
+                await asyncio.sleep(0.01)
+                now = len(mine._buffer)
+                same, last = (same + 1 if now == last else 0), now
+        assert AHEAD_BYTES_MAX < last <= AHEAD_BYTES_MAX + READ_BYTES_MAX
+    finally:
+        answers.set()
+        sending.cancel()
         client.close()
 
 

@@ -10,8 +10,13 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Role
+from router.fleet.engine_paths import Catalogue
+from router.fleet.probes import Prober
+from router.fleet.view import FleetView
 from router.http.legs import EngineLeg, Legs
-from router.http.upstream import EngineLost
+from router.http.upstream import EngineLost, Upstream
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -104,6 +109,32 @@ async def legs() -> AsyncIterator[Legs]:
 
 def send(legs: Legs, url: str, heard: Heard, *, once: bool = False, silence_s: float = 0.0) -> EngineLeg:
     return legs.send(url, "/v1/completions", b"x: y\r\n", [b"{}"], heard, once=once, silence_s=silence_s)
+
+
+@pytest.mark.parametrize("host", ["a..b", "pod..svc", "a" * 64 + ".svc"])
+async def test_a_name_that_no_host_can_have_is_a_lost_engine(legs: Legs, host: str) -> None:
+    """`getaddrinfo` raises UnicodeError for it, which is no OSError."""
+    heard = Heard()
+    send(legs, f"http://{host}:80", heard)
+    lost = await heard.end()
+    assert lost is not None
+    assert (str(lost), lost.reached) == (f"cannot connect to {host}:80: no host has such a name", False)
+    instance = Instance(id=InstanceId("d"), role=Role.DECODE, url=f"http://{host}:80")
+    view = FleetView()
+    view.add(instance)
+    view.seen(instance.id, ({"id": "fake"},), None)
+    upstream = Upstream()
+    await upstream.start()
+    try:
+        with pytest.raises(EngineLost, match="no host has such a name") as refused:
+            await upstream.open(instance, "GET", "/health", None, {})
+        assert not refused.value.reached
+        prober = Prober(view, upstream, {}, lambda *_, **__: None, read_metrics=False, catalogue=Catalogue())
+        for _ in range(10):
+            assert not await prober._probe(instance, models=False, paths=False)
+        assert not view.get(instance.id).up
+    finally:
+        await upstream.close()
 
 
 FORMS: dict[str, tuple[tuple[bytes, ...], bytes, bool]] = {

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from io import BytesIO
 from typing import Any
 
 import pytest
+from aiohttp import web
 from support.fleet import Fleet, Starter, eventually
+from yarl import URL
 
 from cluster import wire
 from cluster.keys import digest
@@ -61,6 +64,46 @@ async def test_a_client_without_an_id_gets_the_routers_in_both_headers(start: St
     for path in (COMPLETIONS, "/v1/embeddings"):
         told = await asked(fleet, {}, path)
         assert told["X-Request-Id"] == told["X-Baton-Request-Id"]
+
+
+REFUSED = {
+    "without a key": (401, {}, b"{}"),
+    "no JSON": (400, key("acme"), b"{"),
+    "a wrong field": (400, key("acme"), b'{"model": 5, "prompt": ""}'),
+    "heavy": (400, key("acme"), b"[" + b" " * (1 << 20)),
+    "too large": (413, key("acme"), b" " * ((2 << 20) + 1)),
+    "too many": (429, key("other"), b'{"model": "fake"}'),
+}
+
+
+@pytest.mark.parametrize(("status", "headers", "body"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/%63ompletions", "/v1/embeddings"])
+async def test_refusals_carry_both_ids(
+    start: Starter, path: str, status: int, headers: dict[str, str], body: bytes
+) -> None:
+    tenants = {"acme": Tenant(), "other": Tenant(open_max=0)}
+    fleet = await start(tenants=tenants, tenant_keys=TENANTS["tenant_keys"], body_bytes_max=2 << 20)
+    url = URL(fleet.endpoint + path, encoded=True)
+    for named in ("mine", "", "not of its form"):
+        asking = {"Content-Type": "application/json", **headers, **({"X-Request-Id": named} if named else {})}
+        async with fleet.client.post(url, headers=asking, data=BytesIO(body)) as answer:
+            assert answer.status == status, await answer.text()
+            told = answer.headers
+        assert OURS.fullmatch(told["X-Baton-Request-Id"])
+        assert told["X-Request-Id"] == ("mine" if named == "mine" else told["X-Baton-Request-Id"])
+
+
+async def test_an_engines_failure_has_the_name_that_the_engine_was_given(start: Starter) -> None:
+    async def broken(_: object, request: web.Request, __: bytes) -> Any:
+        assert request.transport is not None
+        request.transport.abort()
+
+    fleet = await start(prefill=0, decode=0, both=1)
+    engine = fleet.engines["both-0"]
+    engine.behave_elsewhere = broken
+    async with fleet.client.post(fleet.endpoint + "/v1/embeddings", json=PROMPT) as answer:
+        assert answer.status == 502
+        assert answer.headers["X-Baton-Request-Id"] == engine.named[-1]
 
 
 async def test_two_requests_of_one_client_id_at_once_are_two_requests(start: Starter) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +160,13 @@ async def test_a_tenants_prompts_are_salted_unless_it_shares(start: Starter) -> 
     await eventually(lambda: any(path == "/v1/embeddings" for path, _ in fleet.engines["decode-0"].bodies), "relayed")
     relayed = next(raw for path, raw in fleet.engines["decode-0"].bodies if path == "/v1/embeddings")
     assert str(salts[0]).encode() in relayed
+
+
+@pytest.mark.parametrize("size", [5, 1_200_000], ids=["light", "heavy"])
+async def test_a_salt_of_null_counts_as_none(start: Starter, size: int) -> None:
+    fleet = await start(**WITH_TENANTS)
+    body = BytesIO(json.dumps({**ASK, "prompt": "p" * size, "cache_salt": None}).encode())
+    headers = bearer(ACME, content_type="application/json")
+    assert (await fleet.post("/v1/completions", data=body, headers=headers))[0] == 200
+    salts = [engine.generated[0].get("cache_salt") for engine in fleet.engines.values()]
+    assert salts == [clients._salt("acme")] * 2

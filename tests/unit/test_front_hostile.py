@@ -98,7 +98,7 @@ class Answers:
         self.asked.append(raw)
         outlet.whole(200, {}, b"x" * self.answer_bytes)
 
-    def refuse(self, outlet: Outlet, problem: Exception, *, close: bool = False) -> None:
+    def refuse(self, outlet: Outlet, problem: Exception, client_id: str | None, *, close: bool = False) -> None:
         status = problem.status if isinstance(problem, ApiError) else 500
         outlet.whole(status, {}, str(problem).encode(), close=close)
 

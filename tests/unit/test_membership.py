@@ -291,6 +291,8 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
         ({"role": "chef"}, "$.role"),
         ({"url": "file:///etc/passwd"}, "$.url"),
         ({"url": "http://x\n"}, "$.url"),
+        ({"url": "http://pod..svc:8100"}, "`url`"),
+        ({"agent_url": f"http://{'a' * 64}.svc:8200"}, "`agent_url`"),
         ({"where": "x" * 600}, "$.where"),
         ({"where": "x\x1b[31m"}, "where"),
         ({"detail": "two\nlines"}, "detail"),

@@ -73,6 +73,7 @@ def test_equal_salts_of_two_tenants_differ() -> None:
     assert one != other
     assert one == wire.strip({"cache_salt": "s"}, namespace="a")["cache_salt"]
     assert wire.strip({"cache_salt": ""}) == {"cache_salt": ""}, "an empty salt stays, so that vLLM refuses it"
+    assert wire.strip({"cache_salt": None}) == {}, "so that no body has it twice once the tenant's own is added"
 
 
 def test_too_deep_a_body_is_refused() -> None:
