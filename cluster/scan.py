@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
 SLICE_BYTES: Final = 1 << 16
@@ -102,6 +102,8 @@ class FoundKey(NamedTuple):
     name: str
     at: int
     """Where its value begins, or the space before the value."""
+    depth: int
+    """The number of objects and arrays around it: 1 at the top level."""
 
 
 class Plain(NamedTuple):
@@ -145,26 +147,30 @@ def survey(raw: bytes, names: Names, *, depth_max: int, values_max: int = VALUES
     start, size = 0, len(raw)
     while start < size and depth >= 0:
         end = _end_of_slice(raw, start)
-        piece = raw[start:end]
-        if _BACKSLASH in piece:
-            piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
+        piece = _without_escapes(raw[start:end])
         texts = piece.split(b'"')
         outside = b"".join(texts[inside::2])
         found = len(texts) - 1
-        inside = (inside + found) % 2
         quotes += found
         commas += outside.count(b",")
         steps = outside.translate(_BRACKETS, _NO_BRACKETS)
         brackets += steps.count(b"[")
-        depth = _deeper(depth, steps, depth_max)
+        before, depth = depth, _deeper(depth, steps, depth_max)
         _check(brackets + quotes // 2, commas, values_max)
         if found and len(keys) < KEYS_MAX:
-            keys.extend(_keys_between(raw, start, end, names, few=found < _QUOTES_FEW))
+            here = _keys_between(raw, start, end, names, few=found < _QUOTES_FEW)
+            keys.extend(islice(_with_depths(here, raw, start, before, inside), KEYS_MAX - len(keys)))
+        inside = (inside + found) % 2
         if not found and (_is_text(piece) if inside else not piece.strip(_WHITE)):
             _add(plain, Plain(start, end, bool(inside)))
         start = end
         yield
-    return Survey(brackets + quotes // 2, commas, tuple(keys[:KEYS_MAX]), tuple(plain))
+    return Survey(brackets + quotes // 2, commas, tuple(keys), tuple(plain))
+
+
+def _without_escapes(piece: bytes) -> bytes:
+    """The piece without its escaped backslashes and quotes: each quote that is left begins or ends a text."""
+    return piece.replace(b"\\\\", b"").replace(b'\\"', b"") if _BACKSLASH in piece else piece
 
 
 def _is_text(piece: bytes) -> bool:
@@ -232,8 +238,10 @@ def _deeper(depth: int, brackets: bytes, depth_max: int) -> int:
     return depth + 2 * opening - len(brackets)
 
 
-def _keys_between(raw: bytes, start: int, end: int, names: Names, *, few: bool) -> Iterable[FoundKey]:
-    """The wanted keys that begin in this slice. `few`: the slice has so few quotes that trying each one is quick."""
+def _keys_between(raw: bytes, start: int, end: int, names: Names, *, few: bool) -> Iterable[tuple[str, int, int]]:
+    """The wanted keys that begin in this slice: each one's name, where it begins, and where its value does. `few`: the
+    slice has so few quotes that trying each one is quick.
+    """
     stop = min(len(raw), end + names.longest)
     if not few and all(raw.find(needle, start, stop) < 0 for needle in names.needles):
         return
@@ -245,4 +253,16 @@ def _keys_between(raw: bytes, start: int, end: int, names: Names, *, few: bool) 
         after = _SPACES.match(raw, match.end())
         assert after is not None
         if raw[after.end() : after.end() + 1] == b":":
-            yield FoundKey(json.loads(match.group()), after.end() + 1)
+            yield json.loads(match.group()), match.start(), after.end() + 1
+
+
+def _with_depths(
+    keys: Iterable[tuple[str, int, int]], raw: bytes, start: int, depth: int, inside: int
+) -> Iterable[FoundKey]:
+    """The keys of a slice with their depths. `depth` is that of its `start`, where `inside` is 1 within a text."""
+    for name, begin, value in keys:
+        outside = b"".join(_without_escapes(raw[start:begin]).split(b'"')[inside::2])
+        brackets = outside.translate(_BRACKETS, _NO_BRACKETS)
+        depth += 2 * brackets.count(b"[") - len(brackets)
+        yield FoundKey(name, value, depth)
+        start, inside = begin, 0

@@ -41,6 +41,11 @@ FREE_FORM_KEYS: frozenset[str] = frozenset({"vllm_xargs", "extra_args"})
 MEDIA_NAME = "uuid"
 """Key of a part of a message's content. Its value is a name that the client chooses. vLLM keeps the processed image,
 sound or film under this name, and gives it to any request with the name alone. So names of two tenants must differ."""
+
+MEDIA_DEPTH_MAX = 5
+"""The most objects and arrays around a part whose `MEDIA_NAME` vLLM reads: five in a batch of chats. Deeper keys of
+this name are the client's own words (a tool's input)."""
+
 FREE_TEXT_BYTES_MAX = 1 << 16
 """Characters of JSON as text in free-form fields that are searched; a body with more is refused."""
 
@@ -419,7 +424,7 @@ def _strip_value(key: str, value: Any, depth: int, namespace: str, left: list[in
             for name, inner in value.items()
             if name not in TRANSFER_KEYS
         }
-        named = clean.get(MEDIA_NAME) if key == "content" else None
+        named = clean.get(MEDIA_NAME) if key == "content" and depth <= MEDIA_DEPTH_MAX else None
         if named is not None:  # vLLM takes any value as a text
             clean[MEDIA_NAME] = apart(namespace, named if isinstance(named, str) else json.dumps(named))
         return clean

@@ -64,8 +64,15 @@ _AT_ONCE_BYTES: Final = 8 << 20
 
 _LOOKED_FOR: Final = wire.TRANSFER_KEYS | wire.FREE_FORM_KEYS
 _NAMES: Final = scan.Names(_LOOKED_FOR | {wire.MEDIA_NAME})
-_MESSAGES: Final = "messages"
-"""The only field that may contain media."""
+_WITH_MEDIA: Final = frozenset(
+    {"messages", "data_1", "data_2", "text_1", "text_2", "queries", "query", "items", "documents"}
+)
+"""The fields whose parts may name media: those of chats, and those of scores and rerankings."""
+_ARRAYS: Final = re.compile(rb"(?:[ \t\r\n]*\[){0,2}")
+"""The arrays with which such a field begins: a batch of chats begins with two."""
+_MEDIA_NAME_DEPTH: Final = 4
+"""The objects and arrays around a medium's name, those arrays not counted: body, document, `content`, part."""
+_NULL: Final = re.compile(rb"[ \t\r\n]*null")
 _TEXT: Final = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.){0,4096}")')
 """The name of a medium, as JSON; names over 4,096 characters are refused."""
 _FOLLOWING_MAX: Final = 3
@@ -384,7 +391,7 @@ def _clean(
     pieces: list[bytes | memoryview] = []
     for name, value in kept.items():
         pieces += [b"," if pieces else b"{", msgspec.json.encode(name), b":"]
-        if name == _MESSAGES and name in large:
+        if name in _WITH_MEDIA and name in large:
             pieces += _apart(raw, large[name], keys, namespace)
         else:
             pieces.append(large[name] if name in large else msgspec.json.encode(value))
@@ -405,12 +412,20 @@ def _joined(pieces: Sequence[bytes | memoryview]) -> scan.Steps[bytes]:
 
 
 def _apart(raw: bytes, view: memoryview, keys: Sequence[scan.FoundKey], namespace: str) -> list[bytes | memoryview]:
-    """The messages, with clients' names of media kept apart from other tenants' (`wire.strip`)."""
+    """A field with media, with clients' names of media kept apart from other tenants' (`wire.strip`). A part stands in
+    the `content` of a message or document, with one more array around it for each with which the field begins.
+    """
     start = _address(view) - _address(raw)
+    found_keys = [key for key in keys if key.name == wire.MEDIA_NAME and start <= key.at < start + len(view)]
+    if not found_keys:
+        return [view]
+    arrays = _ARRAYS.match(view)
+    assert arrays is not None
+    depth = _MEDIA_NAME_DEPTH + bytes(arrays[0]).count(b"[")
     pieces: list[bytes | memoryview] = []
     done = 0
-    for key in keys:
-        if key.name != wire.MEDIA_NAME or not start <= key.at < start + len(view):
+    for key in found_keys:
+        if key.depth != depth or _NULL.match(raw, key.at):
             continue
         found = _TEXT.match(raw, key.at)
         if found is None:

@@ -339,6 +339,48 @@ def test_a_name_of_media_that_is_no_text_is_refused_in_large_bodies() -> None:
         run(read(raw))
 
 
+def test_a_name_of_media_that_is_null_is_none() -> None:
+    """vLLM serves such a picture without a name."""
+    raw = _asks("x").replace(b'"uuid": "x"', b'"uuid" : null')
+    assert json.loads(run(read(raw, namespace="acme")).raw) == json.loads(raw)
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": IMAGE}}
+EMBEDS = {"type": "image_embeds", "image_embeds": None, "uuid": "cat"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": [PICTURE, EMBEDS]}]},
+        {"messages": [[{"role": "user", "content": [PICTURE]}], [{"role": "user", "content": [EMBEDS]}]]},
+        {"query": "a", "documents": {"content": [PICTURE, EMBEDS]}},
+        {"queries": [{"content": [PICTURE, EMBEDS]}], "documents": "a"},
+        {"text_1": "a", "text_2": ["b", {"content": [PICTURE, EMBEDS]}]},
+        {"data_1": "a", "data_2": {"content": [PICTURE, EMBEDS]}},
+        {"queries": "a", "items": {"content": [PICTURE, EMBEDS]}},
+    ],
+    ids=["chat", "batch of chats", "rerank", "queries", "text_2", "data_2", "items"],
+)
+def test_media_are_renamed_wherever_vllm_reads_their_names(body: dict[str, Any]) -> None:
+    """As in small bodies."""
+    raw = json.dumps(body).encode()
+    for written in (raw, raw.replace(b"[", b" \n[ ")):
+        found = json.loads(run(read(written, namespace="acme")).raw)
+        assert found == wire.strip(body, namespace="acme")
+        assert found != body
+
+
+@pytest.mark.parametrize("given", [{"uuid": "x"}, {"content": {"uuid": "x"}}, {"content": [{"uuid": "x"}]}])
+@pytest.mark.parametrize("batch", [False, True])
+def test_uuids_in_a_tools_input_stay_in_large_bodies_too(given: dict[str, Any], batch: bool) -> None:
+    tool = {"type": "tool_use", "name": "f", "id": "1", "input": given}
+    messages = [{"role": "assistant", "uuid": "x", "content": [{"type": "text", "text": "x" * (1 << 20)}, tool]}]
+    body = {"messages": [messages] if batch else messages}
+    raw = json.dumps(body).encode()
+    assert json.loads(run(read(raw, namespace="acme")).raw) == body == wire.strip(body, namespace="acme")
+
+
 def test_no_small_field_is_left_unread() -> None:
     """If `stream` stayed unread, the router would take another value for it than the engine."""
     fields = {f"x{at}": "x" * (1 << 16) for at in range(17)}

@@ -40,17 +40,19 @@ def written(value: Any, data: st.DataObject) -> str:
     return json.dumps(value)
 
 
-def counted(value: Any) -> tuple[int, int, list[str]]:
-    """The number of objects, arrays and texts, the depth, and the keys in `OURS`: counted in the parsed value."""
+def counted(value: Any, around: int = 0) -> tuple[int, int, list[tuple[str, int]]]:
+    """The number of objects, arrays and texts, the depth, and the keys in `OURS`, each with its depth: counted in the
+    parsed value. `around`: the objects and arrays that contain the value.
+    """
     if isinstance(value, str):
         return 1, 0, []
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else None
     if inner is None:
         return 0, 0, []
     keys = list(value) if isinstance(value, dict) else []
-    found = [counted(each) for each in inner]
+    found = [counted(each, around + 1) for each in inner]
     values = 1 + len(keys) + sum(each[0] for each in found)
-    ours = [key for key in keys if key in OURS] + [key for each in found for key in each[2]]
+    ours = [(key, around + 1) for key in keys if key in OURS] + [key for each in found for key in each[2]]
     return values, 1 + max((each[1] for each in found), default=0), ours
 
 
@@ -63,7 +65,7 @@ def test_a_survey_finds_what_a_recursive_count_finds(data: st.DataObject, value:
         patch.setattr(scan, "SLICE_BYTES", slice_bytes)
         found = run(survey(raw, NAMES, depth_max=depth))
         assert found.values == values
-        assert sorted(key.name for key in found.keys) == sorted(ours)
+        assert sorted((key.name, key.depth) for key in found.keys) == sorted(ours)
         for key in found.keys:
             assert raw[: key.at].rstrip().endswith(b":")
         if depth:
@@ -89,7 +91,7 @@ def test_a_key_that_is_cut_by_a_slice_is_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(scan, "SLICE_BYTES", 40)
     for before in range(60):
         raw = json.dumps({"x" * before: 1, "kv_transfer_params": 2}).encode()
-        assert run(survey(raw, NAMES, depth_max=1)).keys == (FoundKey("kv_transfer_params", len(raw) - 3),), before
+        assert run(survey(raw, NAMES, depth_max=1)).keys == (FoundKey("kv_transfer_params", len(raw) - 3, 1),), before
 
 
 def test_texts_that_only_look_like_keys_are_not_found() -> None:

@@ -64,8 +64,20 @@ def test_uuids_of_media_are_separate_for_each_tenant() -> None:
     assert all(re.fullmatch("[0-9a-f]{64}", name) for name in told)
     assert not set(told) & {part["uuid"] for part in other}
     assert one[0] == {**media, "uuid": told[0]}
-    mine = {"tools": [{"uuid": "x"}], "messages": [{"content": "uuid", "uuid": "x"}, {"content": [{"uuid": None}]}]}
-    assert wire.strip(mine, namespace="a") == mine, "these uuids are not of media"
+    several = wire.strip({"messages": [sent["messages"]]}, namespace="a")["messages"][0]
+    assert parts({"messages": several}) == one, "as in a batch of chats"
+
+
+def test_other_uuids_stay_as_they_are() -> None:
+    tool = {"type": "tool_use", "name": "f", "input": {"uuid": "x", "content": {"uuid": "x"}}}
+    listed = {"type": "tool_use", "name": "f", "input": {"content": [{"uuid": "x"}]}}
+    messages = [
+        {"content": "uuid", "uuid": "x"},
+        {"content": [{"uuid": None}]},
+        {"role": "assistant", "content": [tool, listed]},
+    ]
+    mine = {"tools": [{"uuid": "x"}], "messages": messages}
+    assert wire.strip(mine, namespace="a") == mine
 
 
 def test_equal_salts_of_two_tenants_differ() -> None:
