@@ -282,20 +282,34 @@ def instances(args: argparse.Namespace) -> list[Instance]:
     """The instances of ``--prefill-url``, ``--decode-url`` and ``--both-url``; without NAME= numbered within a role.
 
     Raises:
-        UsageError: a text that is no URL, or a URL that is given twice.
+        UsageError: a text that is no URL, a port that cannot be one, or a URL that is given twice.
     """
     found: list[Instance] = []
     for role in Role:
         for number, given in enumerate(getattr(args, f"{role.value}_url")):
             name, url = _named(given, f"{role.value}-{number}")
             flag = f"--{role.value}-url {given}"
-            parts = urlsplit(url)
-            if parts.scheme not in {"http", "https"} or not parts.hostname:
-                raise UsageError(f"{flag}: not a URL; write http://HOST:PORT")
+            _check_url(flag, url)
             if any(name == other.id or (url == other.url and not _beside(name, other)) for other in found):
                 raise UsageError(f"{flag}: given twice")
             found.append(Instance(id=InstanceId(name), role=role, url=url, pins=args.pins))
     return found
+
+
+def _check_url(flag: str, url: str) -> None:
+    """Raises UsageError if no engine can be at this URL. `flag`: names the flag with its value."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # half a bracket
+        parts = urlsplit("")
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise UsageError(f"{flag}: not a URL; write http://HOST:PORT")
+    try:
+        port = parts.port
+    except ValueError:  # out of range, or no number
+        port = 0
+    if port == 0:
+        raise UsageError(f"{flag}: the port is not a number from 1 to 65535; write http://HOST:PORT")
 
 
 def _beside(name: str, other: Instance) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.cli import main
 from baton.commands import router
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
@@ -77,6 +78,27 @@ def test_a_key_without_a_certificate_is_refused() -> None:
     only = (Instance(id=InstanceId("x"), role=Role.BOTH, url="http://127.0.0.1:9"),)
     with pytest.raises(UsageError, match="--tls-key-file without --tls-cert-file"):
         RouterConfig(instances=only, tls_key_file="key.pem")
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "both"])
+@pytest.mark.parametrize("url", ["http://x:99999", "http://x:0", "http://x:-1", "http://x:http", "n=http://x:65536/v1"])
+def test_a_port_that_cannot_be_one_is_refused(role: str, url: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"--{role}-url {url}: the port is not a number from 1 to 65535; write http://HOST:PORT"
+    ):
+        router.instances(args(f"--{role}-url", url))
+
+
+def test_half_a_bracket_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["router", "--decode-url", "http://[::1"]) == 2
+    assert "--decode-url http://[::1: not a URL; write http://HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_port_out_of_range_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["router", "--decode-url", "http://x:99999"]) == 2
+    told = capsys.readouterr().err.strip().splitlines()
+    assert len(told) == 1
+    assert "--decode-url http://x:99999" in told[0]
 
 
 def test_ranks_may_share_one_url_and_nothing_else_is_given_twice() -> None:
