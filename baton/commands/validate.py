@@ -117,12 +117,13 @@ def _warn(left_out: Sequence[UsageError]) -> None:
 def _progress(replays: Sequence[tuple[str, Replay]], left_out: list[UsageError]) -> Iterator[RunComparison]:
     """Replay each run, with a live line or plain lines on stderr. Runs that cannot be replayed go to `left_out`."""
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
     with console.status("replaying") if sys.stderr.isatty() else contextlib.nullcontext() as status:
         for number, (name, replay) in enumerate(replays, 1):
             line = f"replaying {number} of {len(replays)}: {name}"
-            status.update(line) if status is not None else say(line)
+            status.update(Text(line)) if status is not None else say(line)
             try:
                 found = replay()
             except UsageError as error:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.spinner import Spinner
 from support.twin import Linear
 
 from baton.cli import main
+from baton.commands import validate
 from cluster.errors import UsageError
 from costs import shipped
 from costs.profile import FIRST_TOKEN_MS
@@ -337,6 +342,29 @@ def test_the_command_for_people_and_machines(tmp_path: Path, capsys: pytest.Capt
     assert (run["event"], run["name"], run["requests"]) == ("run", "run", 1)
     assert {"name", "unit", "measured", "predicted", "error", "spread"} == set(run["figures"][0])
     assert total["event"] == "totals" and total["totals"][0]["runs"] == 1
+
+
+def test_a_runs_name_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich would take one name for a style, one for a closing tag without its opening one, and one for an emoji."""
+    shown: list[str] = []
+
+    class Line(Spinner):
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing was started."""
+
+        def update(self, text: Any = "", **_: Any) -> None:
+            super().update(text=text)
+            shown.append(str(self.text))
+
+    monkeypatch.setattr(Console, "status", lambda *_: Line("dots"))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    names = ("run[red]", "run[/a]", "run:smile:", "run\\[b]")
+    replays = [(name, partial(comparison, name, 90.0)) for name in names]
+    assert [each.name for each in validate._progress(replays, [])] == list(names)
+    assert shown == [f"replaying {number} of 4: {name}" for number, name in enumerate(names, 1)]
 
 
 def test_a_table_and_a_folder_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
