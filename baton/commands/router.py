@@ -123,7 +123,8 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pins",
         action="store_true",
-        help="engines given by URL were started with --logits-processors engine.vllm.pin:PinFirstToken",
+        help="engines given by URL were started with --logits-processors engine.vllm.pin:PinFirstToken, "
+        "and without --enable-force-include-usage",
     )
 
 

@@ -112,8 +112,11 @@ class EngineSpec:
 
     @property
     def pins(self) -> bool:
-        """Whether the engine loads Baton's logits processor. vLLM allows none beside speculative decoding."""
-        return self.pinning and not any(given(self.extra_args, flag, *short) for flag, short in _NO_PINNING)
+        """Whether the engine loads Baton's logits processor. vLLM allows none beside speculative decoding. An engine
+        that counts tokens in every chunk needs none: a first token from the router would lack the count.
+        """
+        ruled_out = any(given(self.extra_args, flag, *short) for flag, short in _NO_PINNING)
+        return self.pinning and not ruled_out and not switched_on(self.extra_args, "--enable-force-include-usage")
 
     @property
     def instances(self) -> tuple[InstanceId, ...]:
@@ -189,6 +192,12 @@ def given(args: tuple[str, ...], flag: str, *short: str) -> bool:
         if any(arg == one or (arg.startswith(one) and arg[len(one) :].lstrip("=").isdecimal()) for one in short):
             return True
     return False
+
+
+def switched_on(args: tuple[str, ...], flag: str) -> bool:
+    """Whether a command line switches `flag` on. The last of ``--flag`` and ``--no-flag`` counts, as in argparse."""
+    last = [name for name in map(_name, args) if name in {flag, "--no-" + flag.removeprefix("--")}][-1:]
+    return last == [flag]
 
 
 def value_of(args: tuple[str, ...], flag: str, *short: str) -> str | None:

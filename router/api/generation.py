@@ -154,7 +154,7 @@ class Generation:
             model=model if model is not None else usual_model(parts.view.all(), tenant),
             hand_over=hand_over,
             one_prompt=hand_over,
-            prefill_only=eligibility.single_token(body),
+            prefill_only=eligibility.single_token(path, body),
             tenant=tenant,
             slo_class=client.slo_class,
             arrived=arrived,

@@ -6,7 +6,7 @@ engine's own validation and semantics). A second result says whether a broken st
 on another instance, while the router drops the tokens that the client already has.
 
 `RULES` is the table; the strictest matching rule decides. Neutral values (None, False, 0, empty, ``n=1``) count as
-absent. docs/exactness.md is generated from the table.
+absent, except where vLLM reads 0 or empty as a value (`_Given`). docs/exactness.md is generated from the table.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def _asked_of(names: frozenset[str]) -> tuple[tuple[Rule, int], ...]:
     )
 
 
-def single_token(body: Body) -> bool:
+def single_token(path: str, body: Body) -> bool:
     """Whether the client asked for one token: then P's own answer is the whole answer."""
-    limit = _token_limit(body)
+    limit = _token_limit(path, body)
     return isinstance(limit, int) and not isinstance(limit, bool) and limit == 1
 
 
@@ -114,17 +114,24 @@ def has_room(body: Body, prompt_tokens: int | None, context: int | None) -> bool
 
     vLLM refuses what does not fit `context` (its ``max_model_len``) together with the prompt, all in tokens.
     """
-    wanted = max(_token_limit(body) or 0, body.get("min_tokens") or 0)
+    wanted = max(body.get(name) or 0 for name in _COUNTS)
     return not wanted or (prompt_tokens is not None and context is not None and prompt_tokens + wanted <= context)
 
 
 # --- conditions -------------------------------------------------------------------------------------------------------
 
 
-def _token_limit(body: Body) -> Any:
-    """The output limit as vLLM reads it: ``max_completion_tokens`` (chat) wins over ``max_tokens``; None = no limit."""
-    limit = body.get("max_completion_tokens")
-    return body.get("max_tokens") if limit is None else limit
+_DEFAULT_LIMIT = 16
+"""vLLM's ``max_tokens`` of completions that name none."""
+
+
+def _token_limit(path: str, body: Body) -> Any:
+    """The output limit as vLLM reads it; None: no limit. In chats ``max_completion_tokens`` wins over ``max_tokens``;
+    completions do not have it.
+    """
+    limit = body.get("max_completion_tokens") if path == CHAT else None
+    limit = body.get("max_tokens") if limit is None else limit
+    return _DEFAULT_LIMIT if limit is None and path == COMPLETIONS else limit
 
 
 _COUNTS = ("max_tokens", "max_completion_tokens", "min_tokens")
@@ -138,13 +145,13 @@ def _not_a_count(_: str, body: Body) -> bool:
     return False
 
 
-def _one_token_at_most(_: str, body: Body) -> bool:
-    limit = _token_limit(body)
+def _one_token_at_most(path: str, body: Body) -> bool:
+    limit = _token_limit(path, body)
     return isinstance(limit, int) and limit < 2
 
 
 def _impossible_minimum(path: str, body: Body) -> bool:
-    minimum, limit = body.get("min_tokens"), _token_limit(body)
+    minimum, limit = body.get("min_tokens"), _token_limit(path, body)
     return not _not_a_count(path, body) and minimum is not None and limit is not None and minimum > limit
 
 
@@ -201,13 +208,14 @@ def _forced_call(path: str, body: Body) -> bool:
     return path == CHAT and (choice == "required" or isinstance(choice, Mapping))
 
 
-def _tools(_: str, body: Body) -> bool:
-    return bool(body.get("tools")) and body.get("tool_choice") != "none"
+def _tools(path: str, body: Body) -> bool:
+    choice = body.get("tool_choice", "")  # null is not absent: without tools, vLLM's tool parser reads the text then
+    return (bool(body.get("tools")) and choice != "none") or (choice is None and path == CHAT)
 
 
-def _logprobs(_: str, body: Body) -> bool:
-    wanted = body.get("logprobs")  # completions: a count, where 0 asks for the chosen token's own
-    return wanted is not None and wanted is not False
+def _logprobs(path: str, body: Body) -> bool:
+    wanted = body.get("logprobs")  # completions: a count, where 0 (also false) asks for the chosen token's own
+    return wanted is not None and (wanted is not False or path == COMPLETIONS)
 
 
 def _usage_in_every_chunk(_: str, body: Body) -> bool:
@@ -243,6 +251,16 @@ class _Set:
         return bool(body.get(self.name))
 
 
+class _Given:
+    """Applies if a parameter is given and not null: 0, false and an empty text are values, too."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, _: str, body: Body) -> bool:
+        return body.get(self.name) is not None
+
+
 def _never(_: str, __: Body) -> bool:
     return False
 
@@ -259,7 +277,7 @@ _GIVEN_BY: dict[Callable[[str, Body], bool], frozenset[str]] = {
     _impossible_minimum: frozenset({"min_tokens"}),
     _forced_call: frozenset({"tool_choice"}),
     _logprobs: frozenset({"logprobs"}),
-    _tools: frozenset({"tools"}),
+    _tools: frozenset({"tools", "tool_choice"}),
     _usage_in_every_chunk: frozenset({"stream_options"}),
     _odd_options: frozenset({"stream_options"}),
     _many_stops: frozenset({"stop"}),
@@ -269,7 +287,9 @@ _GIVEN_BY: dict[Callable[[str, Body], bool], frozenset[str]] = {
 
 def _needs(applies: Callable[[str, Body], bool]) -> frozenset[str]:
     """The parameters of which one must be given; `_NOTHING`: the rule may apply to any body."""
-    return frozenset({applies.name}) if isinstance(applies, _Set) else _GIVEN_BY.get(applies, frozenset({_NOTHING}))
+    if isinstance(applies, (_Set, _Given)):
+        return frozenset({applies.name})
+    return _GIVEN_BY.get(applies, frozenset({_NOTHING}))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -282,18 +302,19 @@ RULES: tuple[Rule, ...] = (
          lambda path, _: path not in GENERATING_PATHS),
     Rule("best_of", "above 1", _W, False, "several candidates per prompt", _several_candidates),
     Rule("echo", "true", _W, False, "the prompt is part of the answer", _Set("echo")),
-    Rule("prompt_embeds", "given", _W, False, "the prompt is not text", _Set("prompt_embeds")),
+    Rule("prompt_embeds", "given", _W, False, "the prompt is not text", _Given("prompt_embeds")),
     Rule("prompt_logprobs", "given", _W, False, "prompt logprobs need the whole prefill on one engine",
-         _Set("prompt_logprobs")),
-    Rule("suffix", "given", _W, False, "infilling", _Set("suffix")),
+         _Given("prompt_logprobs")),
+    Rule("suffix", "given", _W, False, "infilling", _Given("suffix")),
     Rule("truncate_prompt_tokens", "given", _W, False,
-         "the truncation depends on max_tokens, which differs between legs", _Set("truncate_prompt_tokens")),
+         "the truncation depends on max_tokens, which differs between legs", _Given("truncate_prompt_tokens")),
     Rule("use_beam_search", "true", _W, False, "beam search", _Set("use_beam_search")),
     Rule("n", "above 1", _W, False, "several answers to one prompt", _several_answers),
     Rule("max_tokens, max_completion_tokens, min_tokens", "not a count", _W, False,
          "not a count, the engine shall say so", _not_a_count),
     Rule("max_tokens", "0 or 1", _W, False, "at most one token: nothing left to decode elsewhere", _one_token_at_most),
-    Rule("min_tokens", "above max_tokens", _W, False, "above max_tokens: the engine shall say so", _impossible_minimum),
+    Rule("min_tokens", "above max_tokens (completions without: above 16)", _W, False,
+         "above max_tokens: the engine shall say so", _impossible_minimum),
     Rule("prompt", "several, or none", _W, False, "not one text or one list of token ids", _odd_prompt),
     Rule("messages", "none", _W, False, "not a list of messages, the engine shall say so", _odd_messages),
     Rule("tool_choice", "required or a function", _W, False,
@@ -318,12 +339,15 @@ RULES: tuple[Rule, ...] = (
          _odd_options),
     Rule("stop", "more than 64 texts, or one over 4,096 characters", _P, True,
          "to look for each in the first token would hold up all other requests", _many_stops),
-    Rule("tools", "given, tool_choice not none", _P, False, "a parser stands between tokens and text", _tools),
+    Rule("tools", "given, tool_choice not none; or tool_choice null", _P, False,
+         "a parser stands between tokens and text", _tools),
     # seen only in P's answer
     Rule("first token", "ends inside a character, or has no text", _P, True,
          "its text is not known before the next token", _never),
     Rule("first token", "not known to be the answer's: P left some of the prompt to D, or the proof found another one, "
          "or could not tell", _P, True, "P answers with the token after what it has computed", _never),
+    Rule("first token", "of a chat, if P's engine has a reasoning parser", _P, True,
+         "alone the parser may read the token otherwise than in a stream", _never),
     Rule("first token", "reasoning, or a tool call", _P, False, "a parser stands between tokens and text", _never),
     Rule("max_tokens, min_tokens", "beyond the model's context, or that is not known", _P, True,
          "only D sees them: it may refuse, with a true status", _never),

@@ -131,7 +131,6 @@ async def test_the_first_token_comes_while_d_has_sent_nothing(start: Starter) ->
         {**GREEDY, "stream_options": 1},
         {**GREEDY, "stream_options": {"include_usage": "yes"}},
         {**GREEDY, "max_tokens": 93},  # 7 tokens of prompt, 99 of context
-        {**GREEDY, "max_tokens": None, "min_tokens": 93},
     ],
 )
 async def test_plain_where_seeding_is_not_exact(start: Starter, body: dict[str, Any]) -> None:
@@ -198,6 +197,32 @@ async def test_chat_is_seeded_with_its_role(start: Starter) -> None:
         {"content": "two "},
         {"content": "three "},
     ]
+
+
+async def test_no_seed_where_the_engine_has_a_reasoning_parser(start: Starter) -> None:
+    """P's answer has the token as content, as the parser saw no end of the reasoning; D streams it as reasoning."""
+    fleet = await start(pins=True)
+    prefill = fleet.engines["prefill-0"]
+
+    async def parsed(request: web.Request, body: dict[str, Any]) -> web.Response:
+        answer = json.loads((await prefill._prefill(request)).text or "")
+        answer["usage"]["completion_tokens_details"] = {"reasoning_tokens": 0}
+        return web.json_response(answer)
+
+    async def reasons(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await write(request)
+        for delta in ({"role": "assistant", "content": ""}, {"reasoning": "one "}, {"content": "two "}):
+            choice = {"index": 0, "delta": delta, "finish_reason": None}
+            await response.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    prefill.behave, fleet.engines["decode-0"].behave = parsed, reasons
+    events = await listen(fleet, CHAT, CHATS)
+    assert not errors(events)
+    assert [event["choices"][0]["delta"] for event in events][1:] == [{"reasoning": "one "}, {"content": "two "}]
+    assert await metric(fleet, "baton_seeds_total") == 0
+    assert await metric(fleet, "baton_broken_seams_total") == 0
 
 
 @pytest.mark.parametrize("body", [GREEDY, BY_LOT])

@@ -120,6 +120,41 @@ def test_no_seed_behind_a_parser(more: dict[str, Any]) -> None:
     assert isinstance(seed_of(leg_one(CHAT, "a", **more), CHAT, ()), str)
 
 
+def test_no_seed_where_the_engine_has_a_reasoning_parser() -> None:
+    """For a lone token some parsers give content, where in a stream they give reasoning (`olmo3`, `granite`)."""
+    details = {"completion_tokens_details": {"reasoning_tokens": 0}}
+    said = seed_of({**leg_one(CHAT, "a"), "usage": details}, CHAT, ())
+    assert isinstance(said, str)
+    assert "reasoning parser" in said
+    assert isinstance(seed_of({**leg_one(COMPLETIONS, "a"), "usage": details}, COMPLETIONS, ()), Seed)
+    assert isinstance(seed_of({**leg_one(CHAT, "a"), "usage": dict.fromkeys(details)}, CHAT, ()), Seed)
+
+
+@pytest.mark.parametrize("usage", [{}, {"usage": None}, {"usage": 3}])
+def test_usage_of_any_form_is_read(usage: dict[str, Any]) -> None:
+    assert isinstance(seed_of({**leg_one(CHAT, "a"), **usage}, CHAT, ()), Seed)
+
+
+def chunks(seed: Seed | str) -> list[Any]:
+    assert isinstance(seed, Seed)
+    return [json.loads(each.removeprefix("data: ")) for each in seed.events.decode().strip().split("\n\n")]
+
+
+@pytest.mark.parametrize(("told", "role"), [("user", "user"), (None, "assistant"), (7, "assistant")])
+def test_a_seed_has_the_role_of_ps_answer(told: Any, role: str) -> None:
+    """It may be `--response-role`, or that of the last message."""
+    first, second = chunks(seed_of(leg_one(CHAT, "a", role=told), CHAT, ()))
+    assert first["choices"][0]["delta"] == {"role": role, "content": ""}
+    assert second["choices"][0]["delta"] == {"content": "a"}
+
+
+@pytest.mark.parametrize("text", ["<|user|>hello", None])
+def test_a_seeds_first_chunk_has_the_prompts_text_if_it_was_asked_for(text: str | None) -> None:
+    first, second = chunks(seed_of({**leg_one(CHAT, "a"), "prompt_text": text}, CHAT, ()))
+    assert first["prompt_text"] == text
+    assert "prompt_text" not in second
+
+
 @pytest.mark.parametrize(
     "answer", [{}, {"choices": []}, {"choices": [{"text": "a"}]}, {"choices": [{"text": "a", "token_ids": [1, 2]}]}]
 )

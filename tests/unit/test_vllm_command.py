@@ -135,6 +135,25 @@ def test_engines_fetch_media_only_from_hosts_that_the_user_names() -> None:
     assert command(spec(extra_args=mine)).count("--allowed-media-domains") == 1
 
 
+@pytest.mark.parametrize(
+    ("mine", "pins"),
+    [
+        ((), True),
+        (("--enable-force-include-usage",), False),
+        (("--enable_force_include_usage",), False),
+        (("--no-enable-force-include-usage",), True),
+        (("--enable-force-include-usage", "--no-enable-force-include-usage"), True),
+        (("--no-enable-force-include-usage", "--enable-force-include-usage"), False),
+        (("--speculative-config", "{}"), False),
+    ],
+)
+def test_flags_that_rule_pinning_out(mine: tuple[str, ...], pins: bool) -> None:
+    """With a count in every chunk, a first token that the router gives early would lack its count."""
+    one = spec(extra_args=mine)
+    assert one.pins == pins
+    assert ("--logits-processors" in command(one)) == pins
+
+
 def test_the_users_flags_come_last_and_verbatim() -> None:
     mine = ("--seed", "7", "--compilation-config", '{"a b": 1}')
     assert command(spec(extra_args=mine))[-4:] == list(mine)
