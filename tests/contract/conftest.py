@@ -83,6 +83,7 @@ async def start() -> AsyncIterator[Starter]:
             decode: int = 1,
             both: int = 0,
             pins: bool = False,
+            early: bool = False,
             reserved: Mapping[str, frozenset[str]] = MappingProxyType({}),
             prepare: Callable[[dict[str, FakeEngine]], None] | None = None,
             **settings: Any,
@@ -95,8 +96,9 @@ async def start() -> AsyncIterator[Starter]:
                     engine.peers = engines
                     engines[engine.name] = engine
                     tenants = reserved.get(engine.name, frozenset())
+                    name = InstanceId(engine.name)
                     instances.append(
-                        Instance(id=InstanceId(engine.name), role=role, url=engine.url, pins=pins, tenants=tenants)
+                        Instance(id=name, role=role, url=engine.url, pins=pins, early=early, tenants=tenants)
                     )
             if prepare is not None:
                 prepare(engines)

@@ -100,6 +100,29 @@ async def test_a_token_of_p_that_no_client_got_is_no_seed(start: Starter, reason
     assert await metric(fleet, "baton_first_byte_seconds_count") == 1
 
 
+@pytest.mark.parametrize(("body", "answering"), [(BY_LOT, "decode-0"), (GREEDY, "prefill-0")])
+async def test_an_end_that_p_has_drawn_by_lot_is_told_to_d(
+    start: Starter, body: dict[str, Any], answering: str
+) -> None:
+    """If D drew again where P's draw ends the answer, answers would end at their first token too seldom."""
+    fleet = await start(pins=True)
+    fleet.engines["prefill-0"].finish_reason = "stop"
+    assert {event["from"] for event in await listen(fleet, body)} == {answering}
+    legs = fleet.engines["decode-0"].generated
+    assert [leg["kv_transfer_params"][PIN] for leg in legs] == ([FIRST_TOKEN] if body is BY_LOT else [])
+    assert await metric(fleet, "baton_seeds_total") == 0
+    await eventually(lambda: fleet.held == 0, "no hold is left")
+
+
+@pytest.mark.parametrize("body", [{**BY_LOT, "stop": " two"}, {**BY_LOT, "max_tokens": 93}])
+async def test_a_token_drawn_by_lot_that_cannot_be_shown_is_told_to_d(start: Starter, body: dict[str, Any]) -> None:
+    fleet = await start(pins=True)
+    assert text_of(await listen(fleet, body)) == "".join(TOKENS)
+    (leg,) = fleet.engines["decode-0"].generated
+    assert leg["kv_transfer_params"][PIN] == FIRST_TOKEN
+    assert await metric(fleet, "baton_seeds_total") == 0
+
+
 async def test_the_first_token_comes_while_d_has_sent_nothing(start: Starter) -> None:
     fleet = await start(pins=True)
     may_speak = asyncio.Event()

@@ -378,6 +378,52 @@ def test_only_streams_are_seeded() -> None:
     play(journey(stream=False), [(BOTH_LEGS, [SendPrefill(P, 1)]), (SEEDING, [SendDecode(D, HOLD)])])
 
 
+DRAWN = PrefillAnswered("length", HOLD, pinned=7)
+"""P's token was drawn by lot, and the client may not have it yet."""
+
+
+def test_a_token_drawn_by_lot_binds_each_d_before_the_client_has_it() -> None:
+    machine = journey()
+    play(
+        machine,
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (DRAWN, [SendDecode(D, HOLD, 7)]),
+            (Lost("refused", untouched=True), [Choose(frozenset({D}), hand_over=True, holders=(P,))]),
+            (Chosen(P, D2, "retry"), [SendDecode(D2, HOLD, 7)]),
+            (Lost("reset"), [Choose(frozenset({D, D2}), hand_over=True)]),
+            (Chosen(None, P, "only one left"), [Release(D2, HOLD), SendDecode(P, None, 7)]),
+            (Lost("reset"), [Fail(error(502)), Finish("failed")]),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    "later", [HELD, PrefillAnswered("length", HOLD, 9), PrefillAnswered("stop", HOLD, first=False, pinned=9)]
+)
+def test_what_a_later_p_draws_changes_nothing(later: PrefillAnswered) -> None:
+    machine = journey()
+    play(
+        machine,
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (DRAWN, [SendDecode(D, HOLD, 7)]),
+            (Lost("reset"), [Choose(frozenset({D}), hand_over=True)]),
+            (Chosen(P2, D2, "retry"), [Release(D2, HOLD), SendPrefill(P2, 2)]),
+            (later, [SendDecode(D2, HOLD, 7)]),
+            (Opened(), [Relay()]),
+        ],
+    )
+
+
+def test_a_draw_that_ends_the_answer_is_handed_over() -> None:
+    stop = PrefillAnswered("stop", HOLD, first=False, pinned=7)
+    play(journey(), [(BOTH_LEGS, [SendPrefill(P, 1)]), (stop, [SendDecode(D, HOLD, 7)]), (Opened(), [Relay()])])
+    play(early(), [(stop, [UseEarly(HOLD)]), (Opened(), [Relay()])])
+    drawn_by_d = PrefillAnswered("stop", HOLD, first=False)
+    play(journey(stream=False), [(BOTH_LEGS, [SendPrefill(P, 1)]), (drawn_by_d, [SendDecode(D, HOLD)])])
+
+
 def test_after_a_seed_another_d_goes_on_with_the_same_token() -> None:
     machine = seeded()
     play(
