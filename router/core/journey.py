@@ -217,7 +217,6 @@ class Journey:
         self.untold = False
         """The decode leg was sent early, before the first token was known: D could not be told that token."""
         self.first_token: int | None = None
-        """The token that the answer must begin with: the client has it, or it was drawn by lot."""
         self.spoken = False
         """The client has received a status, and a token or more."""
         self.because = ""
@@ -364,7 +363,7 @@ class Journey:
         self.transfer, self.held_until = event.transfer, self.now + HOLD_USE_S
         self.excluded = (self.excluded | {*self.legs}) - {by}
         self.prefill = by
-        early = self.early and not stopped and self.transfer is not None
+        early = self.early and not stopped and self._may_use_early(event)
         others = self._outlast() if early else (*self._outlast(), *self._drop_early())
         self.early, self.early_at = False, math.inf
         if not stopped:  # also if P's stop token is not the answer's first: then P's answer is of no use
@@ -380,6 +379,13 @@ class Journey:
         self.decode = by
         release: tuple[Effect, ...] = (Release(via, transfer),) if transfer is not None else ()
         return (*others, *release, self._send_decode(by, None))
+
+    @staticmethod
+    def _may_use_early(event: PrefillAnswered) -> bool:
+        """Whether the early leg may answer. A D that was not told of the hold may compute the prompt itself, and draw a
+        token of its own. If the client has no token yet, no splice would notice that; so D is told by a leg of its own.
+        """
+        return event.transfer is not None and (event.pinned is None or event.transfer.told_early)
 
     def _bind(self, event: PrefillAnswered) -> tuple[Effect, ...]:
         """The first P's token stays the answer's first, whatever a later P draws. The client gets it now, if it may."""

@@ -18,7 +18,7 @@ from aiohttp import web
 from support.fake_engine import FakeEngine
 from support.fleet import Fleet, Starter, eventually
 
-from cluster.wire import EARLY, PINS, TRANSFER
+from cluster.wire import EARLY, PINS, TOLD_EARLY, TRANSFER
 from cluster.wire import FIRST_TOKEN as PIN
 
 END, HALF, STOP, WORD = TOKENS = range(4)
@@ -40,6 +40,10 @@ class Lots:
     """Engines begin with the token that they are told."""
     fails: str = ""
     """The kind of leg (``prefill``, ``decode``) whose first one fails."""
+    deaf: bool = False
+    """Engines with early legs do not hear P: they compute the prompt, and draw for themselves."""
+    asked: list[asyncio.Future[int]] = field(default_factory=list)
+    """Those that early legs wait for."""
     notices: dict[str, asyncio.Future[int]] = field(default_factory=dict)
     """P's notices for early legs, by the name of the hold."""
 
@@ -52,6 +56,11 @@ class Lots:
 
     def notice(self, name: str) -> asyncio.Future[int]:
         return self.notices.setdefault(name, asyncio.get_running_loop().create_future())
+
+    @property
+    def waits(self) -> bool:
+        """Whether an early leg waits for P."""
+        return any(not each.done() and each in self.asked for each in self.notices.values())
 
     def strikes(self, leg: str) -> bool:
         """Whether this leg fails; only the first one does."""
@@ -73,15 +82,22 @@ def plays(lots: Lots, engine: FakeEngine) -> None:
         if lots.strikes("prefill"):
             choice["finish_reason"] = "abort"
         else:
-            lots.notice(body["kv_transfer_params"][TRANSFER]).set_result(token)
+            notice = lots.notice(body["kv_transfer_params"][TRANSFER])
+            if lots.waits and not lots.deaf:
+                answer["kv_transfer_params"][TOLD_EARLY] = True
+            notice.set_result(token)
         return web.json_response(answer)
 
     async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         fields = body.get("kv_transfer_params") or {}
         pinned = fields.get(PIN) if lots.pins else None
         if EARLY in fields:
-            told = await lots.notice(fields[TRANSFER])
-            pinned = told if fields[PINS] else None
+            notice = lots.notice(fields[TRANSFER])
+            lots.asked.append(notice)
+            told = await asyncio.shield(notice)
+            if lots.deaf:
+                await asyncio.sleep(0.02)  # so that P's answer comes first
+            pinned = told if fields[PINS] and not lots.deaf else None
             engine.peers[fields[EARLY]].holds.clear()
         engine._free(fields)
         if lots.strikes("decode"):
@@ -123,10 +139,10 @@ async def first_of(fleet: Fleet, body: dict[str, Any]) -> int:
     return next(token for token, texts in ANSWERS.items() if "".join(texts) == text)
 
 
-async def measured(fleet: Fleet, lots: Lots, body: dict[str, Any], fails: str) -> Counter[int]:
-    """How many answers begin with each token, over all scripts."""
+async def measured(fleet: Fleet, lots: Lots, body: dict[str, Any], *, fails: str = "", draws: int = 2) -> Counter[int]:
+    """How many answers begin with each token, over all scripts of so many draws."""
     begun: Counter[int] = Counter()
-    for script in itertools.product(TOKENS, repeat=3 if fails else 2):
+    for script in itertools.product(TOKENS, repeat=draws):
         lots.begin(script, fails)
         begun[await first_of(fleet, body)] += 1
     return begun
@@ -151,7 +167,7 @@ async def test_each_first_token_has_its_own_chance(
     start: Starter, stream: bool, pins: bool, settings: dict[str, Any]
 ) -> None:
     fleet, lots = await started(start, pins=pins, **settings)
-    begun = await measured(fleet, lots, {**SAMPLED, "stream": stream}, "")
+    begun = await measured(fleet, lots, {**SAMPLED, "stream": stream})
     assert begun == dict.fromkeys(TOKENS, 4)
     assert any(leg["kv_transfer_params"] for leg in fleet.engines["decode-0"].generated), "answers were handed over"
     await eventually(lambda: fleet.held == 0, "no hold is left")
@@ -163,9 +179,16 @@ async def test_each_first_token_has_its_own_chance(
 async def test_a_leg_that_fails_changes_no_chance(start: Starter, stream: bool, pins: bool, fails: str) -> None:
     """P's token stays the answer's first, also if another P computes the prompt again and draws another one."""
     fleet, lots = await started(start, pins=pins, prefill=2, decode=2)
-    begun = await measured(fleet, lots, {**SAMPLED, "stream": stream}, fails)
+    begun = await measured(fleet, lots, {**SAMPLED, "stream": stream}, fails=fails, draws=3)
     assert begun == dict.fromkeys(TOKENS, 16)
     await eventually(lambda: fleet.held == 0, "no hold is left")
+
+
+async def test_an_early_leg_that_has_not_heard_of_ps_token_changes_no_chance(start: Starter) -> None:
+    """If the client has P's token, another instance goes on with it. If not, D is told it before it answers."""
+    fleet, lots = await started(start, pins=True, early=True, decode=2)
+    lots.deaf = True
+    assert await measured(fleet, lots, {**SAMPLED, "stream": True}, draws=3) == dict.fromkeys(TOKENS, 16)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
