@@ -13,6 +13,7 @@ import time
 from typing import Any, Final
 
 from cluster.request import Request
+from cluster.wire import first_finish_reason
 from router.core.eligibility import Verdict, Way, drawn_by_lot, has_room
 from router.fleet.view import can_pin
 from router.request.parts import Parts
@@ -84,6 +85,8 @@ class Seeding:
         """The seed, or why there is none."""
         if not self._has_room(answer):
             return "D may refuse its length"
+        if first_finish_reason(answer) == "stop":
+            return "the first token ends the answer"
         return seed_of(answer, self._request.path, stops_of(self._request.body))
 
     def adapter(self, token: int | None) -> str | None:
