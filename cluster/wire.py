@@ -79,6 +79,11 @@ there, and which token P has chosen; until then the leg has no blocks."""
 PINS = "baton_pins"
 """Beside `EARLY`, true: D's answer begins with P's token, if that is the answer's first (as with `FIRST_TOKEN`)."""
 
+TOLD_EARLY = "baton_told_early"
+"""Baton's own key among the transfer fields of P's answer, true: an engine has asked for this hold, as it has an early
+leg, and was told of it and of P's token. An engine that was not told may compute the prompt itself, and draw a token of
+its own."""
+
 CACHED_ONLY = "baton_cached_only"
 """Baton's own key among the transfer fields, true on a *source leg*. The engine then holds as much of the prompt as its
 KV cache has, and computes none of the rest."""
@@ -197,6 +202,11 @@ class TransferFields:
         if told is None or (told and told == announced):
             return ""
         return "P has computed with another adapter than D's agent announces, or cannot tell which"
+
+    @property
+    def told_early(self) -> bool:
+        """Whether the engine of an early leg was told of this hold (`TOLD_EARLY`)."""
+        return self.fields.get(TOLD_EARLY) is True
 
     @property
     def is_from_cache(self) -> bool:

@@ -83,8 +83,8 @@ class MockPeers(Protocol):
     def wait_no_more(self, name: str) -> None:
         """The early leg that waited for this name is over."""
 
-    def ready(self, hold: str, ready: Ready) -> None:
-        """A hold is there. `hold`: unique in this process."""
+    def ready(self, hold: str, ready: Ready) -> bool:
+        """A hold is there. `hold`: unique in this process. Returns whether an early leg was told."""
 
     def over(self, hold: str) -> None:
         """The hold is over."""
@@ -229,9 +229,9 @@ class MockHandoffs:
 
     # -- as a producer --
 
-    def ready(self, request: RequestId, ready: Ready) -> None:
-        """A request has left a hold: tell the early leg that waits for it."""
-        self._peers.ready(f"{self.engine_id}/{request}", ready)
+    def ready(self, request: RequestId, ready: Ready) -> bool:
+        """A request has left a hold: tell the early leg that waits for it, if any. Returns whether one was told."""
+        return self._peers.ready(f"{self.engine_id}/{request}", ready)
 
     def hold_id(self, request: RequestId) -> TransferId:
         """The id under which a request's blocks are held."""

@@ -46,12 +46,13 @@ class HttpPeers:
         """The early leg that waited for this name is over."""
         self._early.pop(name, None)
 
-    def ready(self, hold: str, ready: Ready) -> None:
-        """A hold is there. `hold`: unique in this process."""
-        for caller in self._callers.filled(hold, ready):
-            told = self._early.pop(caller, None)
-            if told is not None:
-                told(ready)
+    def ready(self, hold: str, ready: Ready) -> bool:
+        """A hold is there. `hold`: unique in this process. Returns whether an early leg was told."""
+        waiting = [self._early.pop(caller, None) for caller in self._callers.filled(hold, ready)]
+        found = [told for told in waiting if told is not None]
+        for told in found:
+            told(ready)
+        return bool(found)
 
     def over(self, hold: str) -> None:
         """The hold is over."""

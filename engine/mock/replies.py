@@ -9,6 +9,7 @@ from typing import Any
 
 from cluster.errors import ApiError
 from cluster.ids import RequestId
+from cluster.wire import TOLD_EARLY
 from engine.mock.answers import DONE, AnswerHead, Events, MockChoice, encode, event, usage_event, usage_of, whole
 from engine.mock.asked import MockRequest
 from engine.mock.faults import ON_TOKENS, FaultKind, MockFault, injected
@@ -71,6 +72,8 @@ class TwinPart:
     """Tokens that were held for it, and whose pull has failed."""
     submitting: asyncio.TimerHandle | None = None
     """The timer that will give it to the engine; None: the engine has it, or it is an early leg that waits."""
+    told_early: bool = False
+    """An early leg that waited for its hold was told of it."""
     awaits: str = ""
     """For an early leg that waits: the name of its hold-to-be. The engine has not seen it."""
 
@@ -172,6 +175,8 @@ class Replies:
                 cached_tokens=hold.local_tokens,
                 from_cache=asks_a_source(answer.asked.transfer),
             )
+            if answer.parts[0].told_early:
+                transfer[TOLD_EARLY] = True
         choices = [part.choice for part in answer.parts]
         answer.exchange.respond(200, whole(answer.head, choices, self._usage(answer), transfer, self._timing(answer)))
 

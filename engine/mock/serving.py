@@ -212,7 +212,7 @@ class Serving:
             return
         fields = hold_fields(hold, self.replies.here, name=name, tp=self._settings.tp, cached_tokens=cached_tokens)
         made = [*part.choice.ids, *part.fresh] if part.made else []
-        self._handoffs.ready(part.id, Ready(name, fields, made[-1] if made else None))
+        part.told_early = self._handoffs.ready(part.id, Ready(name, fields, made[-1] if made else None))
 
     def refused(self, request: RequestId, because: str) -> None:
         """The twin does not take this request."""

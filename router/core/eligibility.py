@@ -102,6 +102,11 @@ def single_token(path: str, body: Body) -> bool:
     return isinstance(limit, int) and not isinstance(limit, bool) and limit == 1
 
 
+def drawn_by_lot(body: Body) -> bool:
+    """Whether the answer is sampled without a seed. vLLM's default temperature is the model's, mostly above 0."""
+    return body.get("temperature") != 0 and not isinstance(body.get("seed"), int)
+
+
 def is_on(fields: Mapping[str, Any], name: str) -> bool:
     """Whether vLLM takes this flag for true: it reads `1` and `"yes"` so, too."""
     given = fields.get(name)
@@ -237,8 +242,7 @@ def _odd_options(_: str, body: Body) -> bool:
 
 
 def _drawn_by_lot(_: str, body: Body) -> bool:
-    """Whether the answer is sampled without a seed. vLLM's default temperature is the model's, mostly above 0."""
-    return body.get("temperature") != 0 and not isinstance(body.get("seed"), int)
+    return drawn_by_lot(body)
 
 
 class _Set:
@@ -354,7 +358,8 @@ RULES: tuple[Rule, ...] = (
     Rule("stop", "the first token's text holds or may begin a stop string", _P, True,
          "D may have to take that text back", _never),
     Rule("finish_reason", "stop at the first token", _W, False, "EOS or a stop string first: P's answer is the whole "
-         "answer, or P makes the stream; where P's token is not known to be the first, D answers", _never),
+         "answer, or P makes the stream; where P's token is drawn by lot, or not known to be the first, D answers",
+         _never),
     # seeded, but never resumed
     Rule("temperature, seed", "temperature not 0 and no seed", _S, False,
          "drawn by lot: a second answer would be another one", _drawn_by_lot),

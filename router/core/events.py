@@ -80,10 +80,13 @@ class PrefillAnswered(msgspec.Struct, frozen=True):
     first_token: int | None = None
     """Set if the client may receive this token now, and D must begin with it."""
     first: bool = True
-    """P's token is the first of the client's answer. False: it is not, or that is unknown; then D generates all
-    tokens."""
+    """P's token is the first of the client's answer. False: it is not, or that is unknown, or D draws for itself (the
+    answer is drawn by lot); then D generates all tokens."""
     by: InstanceId | None = None
     """The leg's instance; None: the leg that was sent last."""
+    pinned: int | None = None
+    """Set if D must begin with this token, although the client does not receive it now: P has drawn it by lot. If D
+    drew again where P's token cannot be shown, such tokens would come too seldom."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -185,7 +188,7 @@ class SendDecode(msgspec.Struct, frozen=True):
     instance: InstanceId
     transfer: TransferFields | None
     first_token: int | None = None
-    """The token that the answer must begin with."""
+    """The token that the answer must begin with. The client may not have it yet."""
     source: PrefixSource | None = None
     """For an aggregated request, as `SendPrefill.source`."""
 

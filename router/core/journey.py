@@ -13,6 +13,8 @@ The guarantees:
   instance or gets an error; after the first byte another instance continues where that is exact
   (`router.core.eligibility`), else the stream ends with an error event;
 - where it is exact and D can be told its first token, the client gets P's token before the hand-over begins (a *seed*);
+- no draw is dropped for what it shows, or sampled answers would have another distribution than one engine's: if D can
+  be told P's token, D begins with it, also where the client may not have it yet; else P's token does not matter;
 - where `router.core.early_leg` allows it, the decode leg is sent before P has answered (an *early leg*). It holds no
   blocks at D. If P's leg fails, the early leg is closed, and the request goes on as if it had not been sent;
 - if a P stays silent for its turn, a second leg is sent to another P, if there is another. The first answer is used;
@@ -361,15 +363,11 @@ class Journey:
         self.transfer, self.held_until = event.transfer, self.now + HOLD_USE_S
         self.excluded = (self.excluded | {*self.legs}) - {by}
         self.prefill = by
-        early = self.early and not stopped and self.transfer is not None
+        early = self.early and not stopped and self._may_use_early(event)
         others = self._outlast() if early else (*self._outlast(), *self._drop_early())
         self.early, self.early_at = False, math.inf
         if not stopped:  # also if P's stop token is not the answer's first: then P's answer is of no use
-            seed: tuple[Effect, ...] = ()
-            if event.first_token is not None and self.stream and not self.spoken:
-                self.first_token = event.first_token
-                self._speak()
-                seed = (SendSeed(),)
+            seed = self._bind(event)
             sent = self._send_decode(self.decode, self.transfer)
             self.untold = early
             return (*others, *seed, UseEarly(self.transfer) if early and self.transfer is not None else sent)
@@ -381,6 +379,24 @@ class Journey:
         self.decode = by
         release: tuple[Effect, ...] = (Release(via, transfer),) if transfer is not None else ()
         return (*others, *release, self._send_decode(by, None))
+
+    @staticmethod
+    def _may_use_early(event: PrefillAnswered) -> bool:
+        """Whether the early leg may answer. A D that was not told of the hold may compute the prompt itself, and draw a
+        token of its own. If the client has no token yet, no splice would notice that; so D is told by a leg of its own.
+        """
+        return event.transfer is not None and (event.pinned is None or event.transfer.told_early)
+
+    def _bind(self, event: PrefillAnswered) -> tuple[Effect, ...]:
+        """The first P's token stays the answer's first, whatever a later P draws. The client gets it now, if it may."""
+        if self.spoken or self.first_token is not None or not self.stream:
+            return ()
+        shown = event.first_token is not None
+        self.first_token = event.first_token if shown else event.pinned
+        if not shown:
+            return ()
+        self._speak()
+        return (SendSeed(),)
 
     def _half_done(self, by: InstanceId, event: PrefillAnswered) -> tuple[Effect, ...]:
         """P has answered without a usable result; it may hold blocks nevertheless."""

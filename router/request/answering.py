@@ -14,7 +14,7 @@ from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
 from router.fleet import events as d
-from router.fleet.view import turned_away
+from router.fleet.view import can_pin, turned_away
 from router.http.upstream import Answer, EngineLost
 from router.request.engine_words import EngineWords
 from router.request.in_one_piece import AnswerInOnePiece
@@ -65,10 +65,19 @@ class Answering(AnswerOwner):
         """The client has received a part of an engine's answer."""
         self._in_one_piece: Final = None if request.stream else AnswerInOnePiece(parts, request, scheduled, trace)
 
-    def send(self, effect: j.SendDecode, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
-        """Send the leg. `producer`: the prefill leg whose hold it pulls. Returns an event if the leg cannot be sent."""
+    def send(
+        self, effect: j.SendDecode, producer: PrefillLeg | None, attempt: int, adapter: str | None
+    ) -> j.Event | None:
+        """Send the leg. Returns an event if the leg cannot be sent.
+
+        Args:
+            effect: what to send, and where.
+            producer: the prefill leg whose hold it pulls.
+            attempt: the journey's attempt.
+            adapter: the digest of the adapter that chose the first token (`wire.decode_body`).
+        """
         instance, transfer, parts = effect.instance, effect.transfer, self._parts
-        away = turned_away(parts.view, instance)
+        away = turned_away(parts.view, instance) or self._unbound(effect)
         if away is not None:
             return away
         pulls = transfer is not None
@@ -88,7 +97,7 @@ class Answering(AnswerOwner):
         def send(held: wire.TransferFields | None) -> None:
             if held is not None and source is not None:
                 held = held.untold()  # its usage counts what it had, and what it pulled
-            fields = wire.decode_body({}, held, effect.first_token, self._reply.sent.adapter)
+            fields = wire.decode_body({}, held, effect.first_token, adapter)
             if fields:
                 fields = self._outgoing.stamped(fields, instance, held_by, held_at)
             # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
@@ -102,6 +111,14 @@ class Answering(AnswerOwner):
         leg.source = sourcing
         sourcing.begin()
         return None
+
+    def _unbound(self, effect: j.SendDecode) -> j.Lost | None:
+        """The loss of a leg whose engine would draw another first token, while the client has no token yet: no splice
+        would notice. None: send the leg.
+        """
+        if effect.first_token is None or self._reply.outlet.begun or can_pin(self._parts.view, effect.instance):
+            return None
+        return j.Lost("its engine cannot be told the answer's first token", untouched=True)
 
     def new_leg(self, instance: InstanceId, owner: AnswerOwner) -> AnswerLeg:
         """A leg to this instance, not sent yet."""

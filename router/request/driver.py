@@ -177,7 +177,8 @@ class RequestDriver(EventSink):
             self._early.drop("closed")
 
     def _send_decode(self, effect: j.SendDecode) -> j.Event | None:
-        return self._answering.send(effect, self._prefilling.producer, self._journey.attempt)
+        adapter = self._seeding.adapter(effect.first_token)
+        return self._answering.send(effect, self._prefilling.producer, self._journey.attempt, adapter)
 
     def _forgo_prefill(self, effect: j.ForgoPrefill) -> None:
         self._prefilling.forgo(effect.instance)

@@ -153,10 +153,11 @@ class Prefilling(PrefillOwner):
         self._trace.prefilled(said.at, reason, fields if newest else {**fields, "metrics": None})
         transfer = self._transfer_in(fields)
         not_first = self._not_first(leg, transfer, fields)
-        token = self._seeding.read(fields, not_first)
-        if token is not None:
+        seed, pinned = self._seeding.read(fields, not_first)
+        if seed is not None or pinned is not None:
             self._scheduled.spoken_by(leg.instance)
-        return j.PrefillAnswered(reason, transfer, token, not not_first, by=leg.instance)
+        first = not not_first and not self._seeding.by_lot
+        return j.PrefillAnswered(reason, transfer, seed, first, by=leg.instance, pinned=pinned)
 
     def _not_first(self, leg: PrefillLeg, transfer: wire.TransferFields | None, fields: Mapping[str, Any]) -> str:
         """Why P's token is not known to be the answer's first, by P's own answer and by the proof of the pair; empty:

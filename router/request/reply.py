@@ -89,11 +89,6 @@ class SentEvents:
         if self._counts:
             self._events += piece.count(b"\n\n")
 
-    @property
-    def adapter(self) -> str | None:
-        """The digest of the adapter that chose the seed; None: the model itself did, or there is no seed."""
-        return None if self._seed is None else self._seed.adapter
-
     def add_seed(self, seed: Seed) -> None:
         """The client gets P's first token."""
         self.add(seed.events)

@@ -86,7 +86,9 @@ class ScheduledRequest:
         self._parts.dispatch.tell(d.FoundNone(self.context), time.monotonic())
 
     def spoken_by(self, instance: InstanceId) -> None:
-        """The client has text of this engine: from now on only an engine like it may continue."""
+        """The answer has a token of this engine, or begins with its token: from now on only an engine like it may
+        continue.
+        """
         view = self._parts.view
         if view.knows(instance):
             maker = view.get(instance)

@@ -1,5 +1,9 @@
 """Whether a client gets P's first token before the hand-over (a seed), and which token (law 8). A shell: it counts,
 logs and writes.
+
+Where answers are drawn by lot, P's token binds D also if it cannot be shown. If D drew again in these cases, such
+tokens (the end of the text, a part of a character, the beginning of a stop string) would come too seldom: with the
+chance p² in place of p.
 """
 
 from __future__ import annotations
@@ -9,11 +13,12 @@ import time
 from typing import Any, Final
 
 from cluster.request import Request
-from router.core.eligibility import Verdict, Way, has_room
+from cluster.wire import first_finish_reason
+from router.core.eligibility import Verdict, Way, drawn_by_lot, has_room
 from router.fleet.view import can_pin
 from router.request.parts import Parts
 from router.request.reply import Reply
-from router.request.splice import Seed, seed_of, stops_of
+from router.request.splice import Seed, adapter_of, seed_of, stops_of, token_of
 from router.request.trace import RequestTrace
 from router.scheduler.placements import SchedulingContext
 
@@ -23,7 +28,10 @@ logger = logging.getLogger("baton.router")
 class Seeding:
     """The seeding of one request."""
 
-    __slots__ = ("_allowed", "_context", "_parts", "_request", "_seed", "_trace", "early_unpinned", "sent")
+    __slots__ = (
+        "_adapters", "_allowed", "_context", "_parts", "_request", "_seed", "_trace",
+        "by_lot", "early_unpinned", "sent",
+    )  # fmt: skip
 
     def __init__(
         self, parts: Parts, request: Request, verdict: Verdict, context: SchedulingContext, trace: RequestTrace
@@ -33,6 +41,10 @@ class Seeding:
         self._context: Final = context
         self._trace: Final = trace
         self._allowed: Final = parts.limits.seeding and verdict.way is Way.SEEDED
+        self.by_lot: Final = drawn_by_lot(request.body)
+        """Two engines would draw two answers."""
+        self._adapters: Final[dict[int, str | None]] = {}
+        """By token of a P: the adapter that chose it (`router.request.splice.adapter_of`)."""
         self._seed: Seed | None = None
         """The seed in P's last answer. If the journey has no use for that answer, the seed is not sent."""
         self.sent = False
@@ -44,29 +56,42 @@ class Seeding:
         """Whether a seed is exact, and D can be told to begin with P's token."""
         return self._allowed and can_pin(self._parts.view, self._context.decode)
 
-    def read(self, answer: dict[str, Any], not_first: str) -> int | None:
-        """The token of P's answer that is the seed; None: it may not be sent now. `not_first`: why it is not known to
-        be the first token of the client's answer; empty: it is.
+    def read(self, answer: dict[str, Any], not_first: str) -> tuple[int | None, int | None]:
+        """The token of P's answer: as the seed, or as the token that D must begin with though the client does not get
+        it now. None: it is not that. `not_first`: why it is not known to be the first token of the client's answer;
+        empty: it is.
         """
         if self.sent:
-            return None
+            return None, None
         if not self.may():
             off = not self._parts.limits.seeding
             self._trace.not_seeded("seeding is off" if off else "D's engine cannot be told its first token")
-            return None
+            return None, None
         if not_first or self.early_unpinned:
             self._trace.not_seeded(not_first or "its early leg is not pinned")
-            return None
-        if not self._has_room(answer):
-            self._trace.not_seeded("D may refuse its length")
-            return None
-        seed = seed_of(answer, self._request.path, stops_of(self._request.body))
+            return None, None
+        token = token_of(answer)
+        if token is not None:
+            self._adapters.setdefault(token, adapter_of(answer))
+        seed = self._seed_in(answer)
         if isinstance(seed, str):
             logger.debug("%s: not seeded: %s", self._request.id, seed)
             self._trace.not_seeded(seed)
-            return None
+            return None, token if self.by_lot else None
         self._seed = seed
-        return seed.token
+        return seed.token, None
+
+    def _seed_in(self, answer: dict[str, Any]) -> Seed | str:
+        """The seed, or why there is none."""
+        if not self._has_room(answer):
+            return "D may refuse its length"
+        if first_finish_reason(answer) == "stop":
+            return "the first token ends the answer"
+        return seed_of(answer, self._request.path, stops_of(self._request.body))
+
+    def adapter(self, token: int | None) -> str | None:
+        """The digest of the adapter that chose this token; None: the model itself did, or no P has named the token."""
+        return None if token is None else self._adapters.get(token)
 
     def send(self, reply: Reply) -> None:
         """Give the client its seed."""

@@ -51,8 +51,6 @@ class Seed:
     """The events name the role first (chat)."""
     events: bytes
     """Whole SSE events, as D's stream would begin."""
-    adapter: str | None
-    """The digest of the adapter that chose the token, empty if P could not tell it; None: the model itself."""
 
 
 def seed_of(answer: Mapping[str, Any], path: str, stops: Sequence[str]) -> Seed | str:
@@ -60,10 +58,8 @@ def seed_of(answer: Mapping[str, Any], path: str, stops: Sequence[str]) -> Seed 
 
     `answer` is the answer to the prefill leg, which asked for ``return_token_ids``. The events have vLLM 0.32's forms.
     """
-    choice = _only_choice(answer)
-    tokens = choice.get("token_ids") if choice is not None else None
-    token = tokens[0] if isinstance(tokens, list) and len(tokens) == 1 else None
-    if choice is None or type(token) is not int or not 0 <= token < TOKEN_MAX:
+    choice, token = _only_choice(answer), token_of(answer)
+    if choice is None or token is None:
         return "P's answer does not name its token"
     if path == CHAT and _counts_reasoning(answer):
         return "P's engine has a reasoning parser, which may read the first token otherwise in a stream"
@@ -74,10 +70,19 @@ def seed_of(answer: Mapping[str, Any], path: str, stops: Sequence[str]) -> Seed 
         return "the first token ends inside a character"
     if any(_may_begin(text, stop) for stop in stops):
         return "the first token may begin a stop string"
-    return Seed(token, text, path == CHAT, _first_events(answer, path, text), _adapter_in(answer))
+    return Seed(token, text, path == CHAT, _first_events(answer, path, text))
 
 
-def _adapter_in(answer: Mapping[str, Any]) -> str | None:
+def token_of(answer: Mapping[str, Any]) -> int | None:
+    """The token that the answer to a prefill leg names as its only one."""
+    choice = _only_choice(answer)
+    tokens = choice.get("token_ids") if choice is not None else None
+    token = tokens[0] if isinstance(tokens, list) and len(tokens) == 1 else None
+    return token if type(token) is int and 0 <= token < TOKEN_MAX else None
+
+
+def adapter_of(answer: Mapping[str, Any]) -> str | None:
+    """The digest of the adapter that chose the token, empty if P could not tell it; None: the model itself."""
     fields = answer.get("kv_transfer_params")
     told = fields.get(ADAPTER) if isinstance(fields, Mapping) else None
     return None if told is None else str(told)

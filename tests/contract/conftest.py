@@ -74,7 +74,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 async def start() -> AsyncIterator[Starter]:
     """`await start(prefill=1, decode=1, **router settings)` gives a fleet, once its last engine is up for the router.
 
-    `prepare` may change the engines before the router sees them; `reserved` gives the tenants of an instance."""
+    `prepare` may change the engines before the router sees them; `reserved` gives the tenants of an instance; `deaf`
+    are engines that cannot be told their first token, where others can."""
     async with AsyncExitStack() as stack:
 
         async def starter(
@@ -83,6 +84,8 @@ async def start() -> AsyncIterator[Starter]:
             decode: int = 1,
             both: int = 0,
             pins: bool = False,
+            early: bool = False,
+            deaf: frozenset[str] = frozenset(),
             reserved: Mapping[str, frozenset[str]] = MappingProxyType({}),
             prepare: Callable[[dict[str, FakeEngine]], None] | None = None,
             **settings: Any,
@@ -95,8 +98,9 @@ async def start() -> AsyncIterator[Starter]:
                     engine.peers = engines
                     engines[engine.name] = engine
                     tenants = reserved.get(engine.name, frozenset())
+                    name, can = InstanceId(engine.name), pins and engine.name not in deaf
                     instances.append(
-                        Instance(id=InstanceId(engine.name), role=role, url=engine.url, pins=pins, tenants=tenants)
+                        Instance(id=name, role=role, url=engine.url, pins=can, early=early, tenants=tenants)
                     )
             if prepare is not None:
                 prepare(engines)

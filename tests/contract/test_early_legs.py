@@ -18,6 +18,7 @@ from support.mocked_router import MockedRouter, mocked_router
 
 from cluster.instance import Role
 from engine.mock.fleet import MockFleet
+from engine.mock.settings import Ends
 from kvtransfer.early_notes import Ready
 
 BODY = {"model": "fake", "prompt": "A small robot found a bright red lantern. " * 20, "max_tokens": 12,
@@ -155,6 +156,18 @@ async def test_a_p_whose_token_is_not_the_first_breaks_no_stream(kind: str) -> N
         await set_fault(router, kind, "p0", leg="prefill")
         told = said((await router.ask(STREAM))[1])
         assert told == alone or kind == "wrong_token"  # without pair proofs the router cannot see a wrong token
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_end_that_was_drawn_by_lot_is_handed_over_early(stream: bool) -> None:
+    """D has heard P's token in time, so it is not asked again; an answer in one piece is D's own draw."""
+    ends = Ends(1, 1)
+    engines = [mock_settings("p0", Role.PREFILL, answers=ends), mock_settings("d0", Role.DECODE, answers=ends)]
+    async with mocked_router(engines, pins=True, early=True) as router:
+        _, answer, _ = await router.ask({**(STREAM if stream else WHOLE), "temperature": 1})
+        assert (said(answer) if stream else answer["choices"][0]["text"]) == ""
+        assert await ways(router) == (1, 0)
+        await nothing_is_left(router)
 
 
 def draws_its_own(router: MockedRouter, monkeypatch: pytest.MonkeyPatch, *names: str) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.fake_engine import FakeEngine
-from support.fleet import Fleet, Starter
+from support.fleet import Fleet, Starter, eventually
 from support.mock import mock_settings
 from support.mocked_router import MockedRouter, mocked_router
 
@@ -91,6 +91,15 @@ async def test_a_p_that_does_not_report_its_prompt_tokens_gives_no_first_token(s
         assert "one " in await response.text()
     (leg2,) = given.engines["decode-0"].generated
     assert "baton_first_token" not in leg2["kv_transfer_params"] and leg2["kv_transfer_params"]["remote_engine_id"]
+
+
+async def test_a_stop_that_was_drawn_by_lot_is_left_to_d(start: Starter) -> None:
+    """P's answer would be the whole answer, but only where P's draw stops: together with D's own stops, too often."""
+    given = await start()
+    given.engines["prefill-0"].finish_reason = "stop"
+    status, answer = await given.post("/v1/completions", json={**BODY, "prompt": "hello", "temperature": 1})
+    assert status == 200 and answer["from"] == "decode-0"
+    await eventually(lambda: given.held == 0, "D has pulled the hold")
 
 
 async def test_a_stop_after_a_part_of_the_prompt_is_answered_by_d(start: Starter) -> None:

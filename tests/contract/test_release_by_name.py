@@ -13,6 +13,8 @@ from support.fleet import Starter, eventually
 from cluster import wire
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
+GREEDY = {**PROMPT, "temperature": 0}
+"""If P ends this answer at its first token, P's answer is the whole one, and its hold is released."""
 SLOT = {"baton_slot": [3, "0f" * 16]}
 
 
@@ -48,7 +50,7 @@ async def test_a_hold_is_released_at_p_or_through_d_where_p_refuses(start: Start
         return web.json_response({"ok": True}, status=status)
 
     prefill.behave_elsewhere = release
-    assert (await fleet.post("/v1/completions", json=PROMPT, headers={"X-Request-Id": "mine"}))[0] == 200
+    assert (await fleet.post("/v1/completions", json=GREEDY, headers={"X-Request-Id": "mine"}))[0] == 200
     await eventually(lambda: fleet.held == 0, "the hold is released")
     ((path, body),) = released
     assert path == wire.RELEASE_PATH
@@ -61,6 +63,6 @@ async def test_an_engine_with_vllms_own_connector_is_not_asked_to_release(start:
     fleet = await start()
     prefill = fleet.engines["prefill-0"]
     prefill.finish_reason = "stop"
-    assert (await fleet.post("/v1/completions", json=PROMPT))[0] == 200
+    assert (await fleet.post("/v1/completions", json=GREEDY))[0] == 200
     await eventually(lambda: fleet.held == 0, "the hold is released")
     assert wire.RELEASE_PATH not in [path for path, _ in prefill.bodies]

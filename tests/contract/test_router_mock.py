@@ -188,7 +188,7 @@ async def test_an_answer_limited_to_one_token_is_made_by_prefill(start: Start) -
 async def test_an_answer_of_one_token_leaves_no_hold(start: Start) -> None:
     """End of text at the first token: P's answer is the whole answer, and P holds blocks that no D will pull."""
     fleet = await start(mock={"answers": Ends(1, 1)})
-    status, answer = await fleet.ask(fleet.body())
+    status, answer = await fleet.ask(fleet.body(temperature=0))
     assert (status, _text(answer)) == (200, "")
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["kv_transfer_params"] is None

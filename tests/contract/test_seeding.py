@@ -100,6 +100,66 @@ async def test_a_token_of_p_that_no_client_got_is_no_seed(start: Starter, reason
     assert await metric(fleet, "baton_first_byte_seconds_count") == 1
 
 
+@pytest.mark.parametrize(("body", "answering"), [(BY_LOT, "decode-0"), (GREEDY, "prefill-0")])
+async def test_an_end_that_p_has_drawn_by_lot_is_told_to_d(
+    start: Starter, body: dict[str, Any], answering: str
+) -> None:
+    """If D drew again where P's draw ends the answer, answers would end at their first token too seldom."""
+    fleet = await start(pins=True)
+    fleet.engines["prefill-0"].finish_reason = "stop"
+    assert {event["from"] for event in await listen(fleet, body)} == {answering}
+    legs = fleet.engines["decode-0"].generated
+    assert [leg["kv_transfer_params"][PIN] for leg in legs] == ([FIRST_TOKEN] if body is BY_LOT else [])
+    assert await metric(fleet, "baton_seeds_total") == 0
+    await eventually(lambda: fleet.held == 0, "no hold is left")
+
+
+@pytest.mark.parametrize("body", [{**BY_LOT, "stop": " two"}, {**BY_LOT, "max_tokens": 93}])
+async def test_a_token_drawn_by_lot_that_cannot_be_shown_is_told_to_d(start: Starter, body: dict[str, Any]) -> None:
+    fleet = await start(pins=True)
+    assert text_of(await listen(fleet, body)) == "".join(TOKENS)
+    (leg,) = fleet.engines["decode-0"].generated
+    assert leg["kv_transfer_params"][PIN] == FIRST_TOKEN
+    assert await metric(fleet, "baton_seeds_total") == 0
+
+
+@pytest.mark.parametrize("deaf", [{"decode-1"}, {"decode-1", "prefill-0"}])
+async def test_an_engine_that_cannot_be_told_a_drawn_token_is_not_asked(start: Starter, deaf: set[str]) -> None:
+    """It would draw again, and no splice would notice, as the client has no token yet."""
+    fleet = await start(pins=True, decode=2, deaf=frozenset(deaf))
+
+    async def fail(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response({"error": {"message": "boom"}}, status=500)
+
+    fleet.engines["decode-0"].behave = fail
+    status, answer = await fleet.post(COMPLETIONS, json={**BY_LOT, "stop": " two"})
+    assert not fleet.engines["decode-1"].generated
+    told = [leg["kv_transfer_params"] for leg in fleet.engines["prefill-0"].generated]
+    alone = [fields for fields in told if "do_remote_decode" not in fields]
+    if "prefill-0" in deaf:
+        assert status == 502 and "cannot be told" in answer["error"]["message"] and not alone
+    else:
+        assert status == 200 and alone == [{PIN: FIRST_TOKEN}]
+    await eventually(lambda: fleet.held == 0, "no hold is left")
+
+
+async def test_a_token_that_ends_the_answer_is_no_seed_even_if_it_has_a_text(start: Starter) -> None:
+    """As with `include_stop_str_in_output`: one engine sends the text and the reason in one event."""
+    fleet = await start(pins=True)
+    engine = fleet.engines["prefill-0"]
+
+    async def ends(request: web.Request, body: dict[str, Any]) -> web.Response:
+        answer = json.loads((await engine._prefill(request)).text or "")
+        answer["choices"][0]["finish_reason"] = "stop"
+        return web.json_response(answer)
+
+    engine.behave = ends
+    await listen(fleet, BY_LOT)
+    (leg,) = fleet.engines["decode-0"].generated
+    assert leg["kv_transfer_params"][PIN] == FIRST_TOKEN
+    assert await metric(fleet, "baton_seeds_total") == 0
+
+
 async def test_the_first_token_comes_while_d_has_sent_nothing(start: Starter) -> None:
     fleet = await start(pins=True)
     may_speak = asyncio.Event()

@@ -4,7 +4,7 @@ import pytest
 
 from cluster.errors import ApiError
 from cluster.ids import InstanceId
-from cluster.wire import TransferFields
+from cluster.wire import TOLD_EARLY, TransferFields
 from router.core.journey import (
     CANCEL_WAIT_S,
     HOLD_USE_S,
@@ -376,6 +376,64 @@ def test_a_seed_goes_out_before_the_handoff_and_binds_d() -> None:
 
 def test_only_streams_are_seeded() -> None:
     play(journey(stream=False), [(BOTH_LEGS, [SendPrefill(P, 1)]), (SEEDING, [SendDecode(D, HOLD)])])
+
+
+DRAWN = PrefillAnswered("length", HOLD, pinned=7)
+"""P's token was drawn by lot, and the client may not have it yet."""
+
+
+TOLD_HOLD = TransferFields({**HOLD.fields, TOLD_EARLY: True})
+
+
+def test_an_early_leg_that_may_not_know_of_a_draw_is_replaced_by_one_that_is_told() -> None:
+    """Its D may have computed the prompt itself. A draw of D's own would not be noticed: the client has no token."""
+    told = PrefillAnswered("length", TOLD_HOLD, pinned=7)
+    play(early(), [(told, [UseEarly(TOLD_HOLD)]), (Lost("reset"), [Choose(frozenset({D}), hand_over=True)])])
+    play(early(), [(DRAWN, [CloseEarly(), SendDecode(D, HOLD, 7)]), (Opened(), [Relay()])])
+    play(early(), [(SEEDING, [SendSeed(), UseEarly(HOLD)])])
+
+
+def test_a_token_drawn_by_lot_binds_each_d_before_the_client_has_it() -> None:
+    machine = journey()
+    play(
+        machine,
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (DRAWN, [SendDecode(D, HOLD, 7)]),
+            (Lost("refused", untouched=True), [Choose(frozenset({D}), hand_over=True, holders=(P,))]),
+            (Chosen(P, D2, "retry"), [SendDecode(D2, HOLD, 7)]),
+            (Lost("reset"), [Choose(frozenset({D, D2}), hand_over=True)]),
+            (Chosen(None, P, "only one left"), [Release(D2, HOLD), SendDecode(P, None, 7)]),
+            (Lost("reset"), [Fail(error(502)), Finish("failed")]),
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    "later", [HELD, PrefillAnswered("length", HOLD, 9), PrefillAnswered("stop", HOLD, first=False, pinned=9)]
+)
+def test_what_a_later_p_draws_changes_nothing(later: PrefillAnswered) -> None:
+    machine = journey()
+    play(
+        machine,
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (DRAWN, [SendDecode(D, HOLD, 7)]),
+            (Lost("reset"), [Choose(frozenset({D}), hand_over=True)]),
+            (Chosen(P2, D2, "retry"), [Release(D2, HOLD), SendPrefill(P2, 2)]),
+            (later, [SendDecode(D2, HOLD, 7)]),
+            (Opened(), [Relay()]),
+        ],
+    )
+
+
+def test_a_draw_that_ends_the_answer_is_handed_over() -> None:
+    stop = PrefillAnswered("stop", HOLD, first=False, pinned=7)
+    play(journey(), [(BOTH_LEGS, [SendPrefill(P, 1)]), (stop, [SendDecode(D, HOLD, 7)]), (Opened(), [Relay()])])
+    told_stop = PrefillAnswered("stop", TOLD_HOLD, first=False, pinned=7)
+    play(early(), [(told_stop, [UseEarly(TOLD_HOLD)]), (Opened(), [Relay()])])
+    drawn_by_d = PrefillAnswered("stop", HOLD, first=False)
+    play(journey(stream=False), [(BOTH_LEGS, [SendPrefill(P, 1)]), (drawn_by_d, [SendDecode(D, HOLD)])])
 
 
 def test_after_a_seed_another_d_goes_on_with_the_same_token() -> None:

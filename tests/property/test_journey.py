@@ -19,6 +19,7 @@ EVENTS = st.one_of(
         HOLDS,
         st.none() | st.just(7),
         by=st.none() | NAMES,
+        pinned=st.none() | st.just(8),
     ),
     st.builds(j.Refused, st.sampled_from((400, 503)), st.none() | NAMES),
     st.builds(j.Lost, st.just("lost"), st.booleans(), st.booleans(), st.none() | NAMES),
@@ -101,5 +102,8 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
     seeded = next((at for at, e in enumerate(effects) if isinstance(e, j.SendSeed)), len(effects))
     bound = [e.first_token for e in effects[seeded:] if isinstance(e, j.SendDecode)]
     assert None not in bound, "after a seed, each decode leg begins with its token"
+    told = [e.first_token for e in effects if isinstance(e, j.SendDecode)]
+    chosen = [token for token in told if token is not None]
+    assert told[len(told) - len(chosen) :] == chosen and len(set(chosen)) <= 1, "a token that is chosen stays chosen"
     legs_sent = j.SendPrefill | j.SendDecode | j.SendEarly
     assert sum(isinstance(e, legs_sent) for e in effects) <= 3 * machine.attempts_max

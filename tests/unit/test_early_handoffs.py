@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.ids import RequestId, TransferId
-from cluster.wire import EARLY, TRANSFER
+from cluster.wire import EARLY, TOLD_EARLY, TRANSFER
 from decode.peers import ASIDE_S, FAILURES, NOT_ITS_OWN, ProducerPeers
 from engine.vllm.connector import early
 from engine.vllm.connector.early import EarlyHandoffs
@@ -122,8 +122,22 @@ def test_a_hold_for_a_leg_that_is_computed_here_is_declined(
     assert handoffs.take_declined() == []
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_answer_says_nothing_of_a_notice_that_could_not_be_sent(
+    handoffs: EarlyHandoffs, channel: _Channel, monkeypatch: pytest.MonkeyPatch, *, asked: bool
+) -> None:
+    """Nobody has asked for the hold, or the channel to the one who has is broken."""
+    monkeypatch.setattr(channel, "tell", lambda *_: False)
+    channel.comes = [(OTHER, encode(Want(THEIRS)))] * asked
+    fields = {**_hold("me"), TRANSFER: THEIRS}
+    handoffs.filled(_request("prompt", {}), fields)
+    assert TOLD_EARLY not in fields
+
+
 def test_a_hold_is_told_to_an_engine_that_asked_in_the_last_moment(handoffs: EarlyHandoffs, channel: _Channel) -> None:
     channel.comes = [(OTHER, encode(Want(THEIRS)))]
-    handoffs.filled(_request("prompt", {}), {**_hold("me"), TRANSFER: THEIRS})
+    fields = {**_hold("me"), TRANSFER: THEIRS}
+    handoffs.filled(_request("prompt", {}), fields)
+    assert fields.pop(TOLD_EARLY) is True, "P's answer says that D knows the token"
     ((caller, note),) = channel.told
     assert caller == OTHER and isinstance(note, Ready) and (note.name, note.token) == (THEIRS, 7)

@@ -10,7 +10,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any, Final
 
-from cluster.wire import EARLY, FIRST_TOKEN, PINS, TRANSFER
+from cluster.wire import EARLY, FIRST_TOKEN, PINS, TOLD_EARLY, TRANSFER
 from decode.early import EarlyLegs
 from decode.peers import ProducerPeers
 from engine.vllm.connector.notices import NoticeChannel, open_channel
@@ -19,6 +19,8 @@ from kvtransfer.early_notes import CHANNEL_STAGE, Ready, Want, encode, parse
 from kvtransfer.fields import name_in, pull_in, sane
 from prefill.callers import Callers
 
+_OWN: Final = frozenset({EARLY, PINS, FIRST_TOKEN, TOLD_EARLY, TRANSFER})
+"""Fields that no notice may set."""
 LISTEN_S: Final = 0.1
 """How long after a hold was made an idle producer listens for its consumer without resting: a leg that was sent early,
 but arrived late, asks within the router's own few milliseconds."""
@@ -118,8 +120,9 @@ class EarlyHandoffs:
         self._cached.setdefault(request, cached_tokens)
 
     def filled(self, request: Any, fields: dict[str, Any]) -> list[Any]:
-        """A prefill leg has left a hold: tell the consumers that asked for it, before its answer is on its way.
-        Takes the notices that have just come first, and so returns what `hear` returns.
+        """A prefill leg has left a hold: tell the consumers that asked for it, before its answer is on its way. Adds to
+        `fields`, which are that answer's, whether one was told. Takes the notices that have just come first, and so
+        returns what `hear` returns.
         """
         name, cached = name_in(fields), self._cached.pop(request.request_id, 0)
         if name is None or self._channel is None:
@@ -127,8 +130,10 @@ class EarlyHandoffs:
         heard = self.hear()
         tokens = list(request.output_token_ids)
         ready = Ready(name, fields, int(tokens[0]) if len(tokens) == 1 else None, cached)
-        for caller in self._callers.filled(request.request_id, ready):
-            self._channel.tell(caller, encode(ready))
+        note = encode(ready)
+        told = [self._channel.tell(caller, note) for caller in self._callers.filled(request.request_id, ready)]
+        if any(told):
+            fields[TOLD_EARLY] = True
         self._filled_at = time.monotonic()
         return heard
 
@@ -180,7 +185,7 @@ class EarlyHandoffs:
         """Give the request its hold's fields, as if they had come with it. Returns the request."""
         request = self._requests[name]
         fields = request.kv_transfer_params
-        told = {key: value for key, value in ready.fields.items() if key not in {EARLY, PINS, FIRST_TOKEN, TRANSFER}}
+        told = {key: value for key, value in ready.fields.items() if key not in _OWN}
         if sane(told) is None:
             told = {"do_remote_prefill": False}
         whole = told.get("remote_num_tokens") == len(request.prompt_token_ids or ())
