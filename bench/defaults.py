@@ -35,7 +35,7 @@ from bench.chats import Seen, hold
 from bench.contestants import baton, rival
 from bench.defaults_rows import FLEETS, OURS, PLAIN, RIVALS, Fleet, Phase, Rounds, Sample
 from bench.defaults_tables import Rows, figures_of, tables_of, targets_of
-from bench.processes import BATON_COMMAND, ROOT, Running, asked, page, stopping
+from bench.processes import BATON_COMMAND, ROOT, Failed, Running, asked, page, stopping
 from bench.published import machine, note_of, publish, result, say, show
 from bench.rivals import NotInstalled, environment, version_of
 from bench.sources import below, digest_of
@@ -92,7 +92,13 @@ def run(contestant: str, fleet: Fleet, number: int) -> dict[str, Sample]:
     """One contestant's part of a round, by phase."""
     found = {}
     with ExitStack() as stack:
-        here = started(stack, contestant, fleet)
+        try:
+            here = started(stack, contestant, fleet)
+        except Failed as error:  # power_of_two with one instance: a user would take another policy
+            if contestant in (OURS, PLAIN):
+                raise
+            say(f"  {contestant} does not start on {fleet.name} and is left out there: {error}"[:300])
+            return {}
         for at, phase in enumerate(fleet.phases):
             shared = f"{phase.shared} {number}"
             found[phase.name] = sample = measured(here, phase, f"{contestant} {number}", shared, 1000 * number + at)
