@@ -68,12 +68,12 @@ class Answering(AnswerOwner):
     def send(self, effect: j.SendDecode, producer: PrefillLeg | None, attempt: int) -> j.Event | None:
         """Send the leg. `producer`: the prefill leg whose hold it pulls. Returns an event if the leg cannot be sent."""
         instance, transfer, parts = effect.instance, effect.transfer, self._parts
-        away = turned_away(parts.view, instance)
+        pulls = transfer is not None
+        holder = producer if pulls else None
+        away = turned_away(parts.view, instance, None if holder is None else holder.instance)
         if away is not None:
             return away
-        pulls = transfer is not None
         self.way = "handoff" if pulls else "whole"
-        holder = producer if pulls else None
         held_by, held_at = (instance, attempt) if holder is None else (holder.instance, holder.attempt)
         self._scheduled.occupy(instance)
         leg = self.leg = self.new_leg(instance, self)
