@@ -66,6 +66,9 @@ LOGPROBS: Final = 5
 TRIES: Final = 3
 """The number of partners with which an unproven instance may fail before it waits as a failed pair does."""
 
+MERGED_MAX: Final = 256
+"""The number of former circles that are remembered; a stream that outlives that many is not continued elsewhere."""
+
 
 class Pair(NamedTuple):
     """Two lives of two instances (`InstanceView.life`)."""
@@ -308,7 +311,9 @@ class PairProofs:
         self._circles: dict[_Node, int] = {}
         """Circles are never split: two lives stay alike when the instance that linked them has left."""
         self._circle = 0
-        """The number of the newest circle."""
+        """The number of the newest circle. No number is used again."""
+        self._merged: dict[int, int] = {}
+        """By number of a circle that has become part of another one, the oldest first: that one's number."""
         self._alive: set[tuple[InstanceId, int]] = set()
         """The lives that were present at the last clean-up."""
         self.tried = 0
@@ -468,6 +473,18 @@ class PairProofs:
             if former in known:
                 self._circles[node] = circle
         self._circles |= dict.fromkeys(nodes, circle)
+        self._remember({each for each in known if each != circle}, circle)
+
+    def _remember(self, formers: set[int], circle: int) -> None:
+        """These circles are part of `circle` now."""
+        if not formers:
+            return
+        for each, into in self._merged.items():
+            if into in formers:
+                self._merged[each] = circle
+        self._merged |= dict.fromkeys(sorted(formers), circle)
+        while len(self._merged) > MERGED_MAX:
+            del self._merged[next(iter(self._merged))]
 
     def standing(self, fleet: FleetSnapshot) -> ProofStanding:
         """What is known about this fleet now."""
@@ -481,7 +498,7 @@ class PairProofs:
             others = (name for name, circle in takes.items() if circle and name != prefill)
             inexact |= {(prefill, decode): because for decode in others if (prefill, decode) not in told}
         doubts = {pair.names: record.doubt for pair, record in self._records.items() if record.doubt}
-        return ProofStanding(gives, takes, inexact, doubts)
+        return ProofStanding(gives, takes, inexact, doubts, dict(self._merged))
 
     def failed(self) -> dict[tuple[InstanceId, InstanceId], str]:
         """Pairs that hand nothing over until they have passed, and why."""

@@ -200,7 +200,8 @@ class Prover:
     def _prove(self, standing: ProofStanding) -> None:
         doubts = [(*names, because) for names, because in standing.doubts.items()]
         inexact = [(*names, because) for names, because in standing.inexact.items()]
-        told = d.Proven(dict(standing.gives), dict(standing.takes), doubts, inexact)
+        merged = list(standing.merged.items())
+        told = d.Proven(dict(standing.gives), dict(standing.takes), doubts, inexact, merged)
         self._fold(told, time.monotonic())
 
 

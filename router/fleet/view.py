@@ -374,7 +374,7 @@ def _distrust(view: FleetView, event: Any) -> Iterable[InstanceId]:
 def _proven(view: FleetView, event: Any) -> Iterable[InstanceId]:
     inexact = {(prefill, decode): because for prefill, decode, because in event.inexact}
     doubts = {(prefill, decode): because for prefill, decode, because in event.doubts}
-    view.proven(ProofStanding(event.gives, event.takes, inexact, doubts))
+    view.proven(ProofStanding(event.gives, event.takes, inexact, doubts, dict(event.merged)))
     return _NONE
 
 
