@@ -441,9 +441,24 @@ class PairProofs:
 
     # --- results ------------------------------------------------------------------------------------------------------
 
-    def ended(self, pair: Pair, because: str | None, now: float, inexact: str = "", doubt: str = "") -> None:
-        """A proof is over: passed (empty), or failed and why; None: without a result (`doubt`: why). `inexact`: for a
-        passed pair, why P's token may not stand for D's first.
+    def ended(
+        self,
+        pair: Pair,
+        because: str | None,
+        now: float,
+        inexact: str = "",
+        doubt: str = "",
+        pause_s: float = 0.0,
+    ) -> None:
+        """A proof is over.
+
+        Args:
+            pair: the proven pair.
+            because: empty: it has passed; else why it failed; None: the proof had no result.
+            now: monotonic seconds.
+            inexact: for a passed pair, why P's token may not stand for D's first.
+            doubt: why the proof had no result.
+            pause_s: a pair that has not passed is left alone for at least so many seconds.
         """
         self.tried += 1
         self._alive.clear()  # the proof may be about a life that is over
@@ -455,7 +470,8 @@ class PairProofs:
             if not inexact:
                 record.again_s = record.until = 0.0
                 return
-        record.again_s = min(AGAIN_S_MAX, 2 * record.again_s or (LATER_S if because is None else AGAIN_S))
+        first_s = LATER_S if because is None else AGAIN_S
+        record.again_s = min(AGAIN_S_MAX, max(2 * record.again_s or first_s, pause_s))
         record.until = now + record.again_s
         if because:
             record.good, record.because, record.inexact = False, because, ""

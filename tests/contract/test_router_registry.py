@@ -365,6 +365,38 @@ async def test_an_instance_that_joins_does_not_wait_for_a_proof_of_others(
     assert "p3" in joined
 
 
+@pytest.mark.parametrize("told_at_once", [0, 64], ids=["large fleet", "small fleet"])
+async def test_an_engine_that_answers_no_proof_does_not_keep_others_waiting(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch, told_at_once: int
+) -> None:
+    """It answers /health, and never a completion."""
+    for name, value in (("EVERY_S", 0.01), ("TOLD_EVERY_S", 0.05), ("AT_ONCE", 2), ("TOLD_AT_ONCE", told_at_once)):
+        monkeypatch.setattr(prover, name, value)
+    silent = set[str]()
+
+    async def made(proof: prover._Proof) -> tuple[str, str]:
+        if "d0" in proof._pair.names:
+            silent.update(proof._pair.names)
+            await asyncio.Event().wait()  # for ever
+        return "", ""
+
+    monkeypatch.setattr(prover._Proof, "made", made)
+    for number in range(4):
+        await cast.join(f"p{number}", Role.PREFILL)
+        await cast.join(f"d{number}", Role.DECODE)
+    fleet = await cast.serve(proves=True)
+
+    async def unproven() -> set[str]:
+        async with fleet.client.get(fleet.admin + "/ui/data") as answer:
+            instances = (await answer.json())["instances"]
+        return {each["id"] for each in instances if not (each["gives"] or each["takes"])}
+
+    async with asyncio.timeout(10):
+        while not silent or await unproven() != silent:
+            await asyncio.sleep(0.01)
+    assert len(silent) == 2, "it is tried with one partner at a time"
+
+
 async def test_a_proof_without_a_pull_fails_and_leaves_no_hold(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prover, "EVERY_S", 0.01)
     await cast.join("p", Role.PREFILL)

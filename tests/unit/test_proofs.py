@@ -29,6 +29,7 @@ from router.fleet.pair_proofs import (
     question,
     read,
 )
+from router.fleet.prover import LEG_S, SILENT_S
 from router.fleet.view import FleetView
 from router.scheduler.scoring.policies import POLICIES
 
@@ -270,6 +271,18 @@ def test_an_instance_that_fails_with_several_is_not_tried_with_all() -> None:
         proofs.ended(pair, "otherwise", 0.0)
         tried += 1
     assert tried == TRIES
+
+
+def test_an_engine_that_answers_no_completion_waits_after_a_few_partners() -> None:
+    """Each try takes `LEG_S`. The first pause must not be over before the last of `TRIES` tries is."""
+    proofs, view, now = PairProofs(), fleet(1, 20), 0.0
+    for _ in range(TRIES):
+        pair = proofs.joining(view.all(), "m", now)
+        assert pair is not None
+        now += LEG_S
+        proofs.ended(pair, None, now, doubt="it took too long", pause_s=SILENT_S)
+    assert proofs.joining(view.all(), "m", now) is None
+    assert proofs.joining(view.all(), "m", LEG_S + SILENT_S) is not None
 
 
 def test_pairs_proven_at_once_are_of_different_instances() -> None:
