@@ -97,7 +97,8 @@ class FleetView:
         known = self._instances.get(instance.id)
         columns = self._fleet.columns
         if known is None:
-            self._fleet.put(InstanceView(instance, columns))
+            # It takes turns with the others from now on: with fewer legs than they have, it would get every request.
+            self._fleet.put(InstanceView(instance, columns, sent=columns.least_sent(instance.role)))
         elif replace(known.instance, role=instance.role) == instance:
             if known.instance.role is not instance.role:
                 known.turn(instance)  # its legs run on, its cache stays, and its speed is the same
