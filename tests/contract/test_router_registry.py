@@ -254,6 +254,25 @@ async def test_decode_that_drains_during_prefill_is_replaced(cast: Cast) -> None
     assert fleet.held == 0
 
 
+async def test_a_decode_instance_that_starts_anew_during_the_prefill_leg_pulls_nothing(cast: Cast) -> None:
+    """No leg runs there that could be lost, and it is ready again, with other weights, before P has answered."""
+    await cast.join("p", Role.PREFILL, weights="w1")
+    await cast.join("d", Role.DECODE, weights="w1")
+    fleet = await cast.serve()
+    await cast.router_sees(p="up", d="up")
+    cast.engines["p"].hold_leg = asyncio.Event()
+    asking = asyncio.ensure_future(fleet.post("/v1/completions", json=PROMPT))
+    await eventually(lambda: bool(cast.engines["p"].generated), "the prefill leg is running")
+    await cast.join("d", Role.DECODE, weights="w2", epoch=2)
+    await cast.join("d2", Role.DECODE, weights="w1")
+    await cast.router_sees(p="up", d="up", d2="up")
+    cast.engines["p"].hold_leg.set()
+    status, answer = await asking
+    assert (status, answer["from"]) == (200, "d2")
+    assert (len(cast.engines["p"].generated), len(cast.engines["d"].generated)) == (1, 0), "d2 pulls the same hold"
+    assert fleet.held == 0
+
+
 async def test_prefill_that_starts_anew_during_its_leg_is_replaced(cast: Cast) -> None:
     await cast.join("p", Role.PREFILL)
     await cast.join("d", Role.DECODE)
