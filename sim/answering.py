@@ -46,13 +46,12 @@ class SimulatedAnswering:
         `prepared`: it is the early leg. Returns an event if the instance takes no more legs.
         """
         front = passage.front
-        away = turned_away(front.scheduler.view, instance)
+        source: HoldSource | None = None if transfer is None else transfer.fields["source"]
+        away = turned_away(front.scheduler.view, instance, None if source is None else source.producer)
         if away is not None:
             return away
         front.tell(d.Occupied(passage, instance))
-        source: HoldSource | None = None
-        if transfer is not None:
-            source = transfer.fields["source"]
+        if source is not None:
             passage.row.flags |= rows.HANDED_OVER
         number = passage.next_leg()
         request = TwinRequest(

@@ -214,5 +214,6 @@ async def _serve_metrics(args: argparse.Namespace, operator: Any, election: Any)
     except OSError as error:
         await runner.cleanup()
         raise UsageError(f"--port {args.port}: {error.strerror or error}; choose another, or 0") from error
-    announce_ready("operator", f"http://{args.host}:{runner.addresses[0][1]}", as_json=args.json)
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    announce_ready("operator", f"http://{host}:{runner.addresses[0][1]}", as_json=args.json)
     return runner

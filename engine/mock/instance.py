@@ -21,7 +21,7 @@ from engine.mock.frontend import Frontend
 from engine.mock.handoffs import MockHandoffs, Spawn
 from engine.mock.listener import MockListener
 from engine.mock.metrics import Metrics
-from engine.mock.peers import HttpPeers
+from engine.mock.peers import HttpPeers, base_url
 from engine.mock.routes import Routes
 from engine.mock.serving import Serving
 from engine.mock.settings import MockSettings
@@ -104,7 +104,7 @@ class MockInstance:
     @property
     def url(self) -> str:
         """Base URL at which its engine answers."""
-        return f"http://{reachable(self.front.host)}:{self.front.port}"
+        return base_url(reachable(self.front.host), self.front.port)
 
     @property
     def alive(self) -> bool:

@@ -225,6 +225,9 @@ class Operators:
             return json_response({"heard": True})
         because = text_in(object_in(raw, ("because",)), "because")
         self._must_know(instance, aside=aside)
+        refusal = self.quarantine.refusal(instance) if aside else ""
+        if refusal:
+            raise ApiError(409, "ConflictError", refusal)
         self.quarantine.say(instance, aside=aside, because=because)
         self._set_aside()
         words = {name: list(word) for name, word in self.quarantine.words.items()}

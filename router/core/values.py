@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -72,6 +73,8 @@ class ProofStanding(NamedTuple):
     is listed, P's pairs with proven consumers that were not tried themselves are listed, too."""
     doubts: Mapping[tuple[InstanceId, InstanceId], str]
     """Pairs whose last proof had no result, and why."""
+    merged: Mapping[int, int] = MappingProxyType({})
+    """By number of a circle that has become part of another one: that one's number."""
 
 
 NOTHING_PROVEN: Final = ProofStanding({}, {}, {}, {})

@@ -126,6 +126,11 @@ class Columns:
         """The set of instances that may be chosen has changed: drop what was derived from it."""
         self.version += 1
 
+    def least_sent(self, role: Role) -> int:
+        """The fewest legs that a ready instance of this role was ever sent; 0: there is none."""
+        alike = self.ready & (self.prefills == role.prefills) & (self.decodes == role.decodes)
+        return int(self.sent[alike].min()) if alike.any() else 0
+
     def set_inflight(self, row: int, legs: int) -> None:
         """Set the legs in flight, and `busy`, which is derived from them."""
         self.inflight[row] = legs
@@ -397,7 +402,9 @@ class InstanceView:
 
     @property
     def sent(self) -> int:
-        """All legs ever sent to the instance: breaks ties, so that equal instances take turns."""
+        """All legs ever sent to the instance, and those that others had before it came: breaks ties, so that equal
+        instances take turns.
+        """
         return self._sent
 
     @sent.setter

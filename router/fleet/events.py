@@ -87,6 +87,8 @@ class Proven(msgspec.Struct, tag="proven"):
     """Pairs that could not be tried, and why: a choice states it."""
     inexact: list[tuple[InstanceId, InstanceId, str]] = []
     """Pairs whose first tokens differ, or cannot be compared, and why: no choice depends on it."""
+    merged: list[tuple[int, int]] = []
+    """Numbers of circles that have become part of others, each with that one's number."""
 
 
 class LegStarted(msgspec.Struct, tag="leg_started"):

@@ -66,6 +66,9 @@ LOGPROBS: Final = 5
 TRIES: Final = 3
 """The number of partners with which an unproven instance may fail before it waits as a failed pair does."""
 
+MERGED_MAX: Final = 256
+"""The number of former circles that are remembered; a stream that outlives that many is not continued elsewhere."""
+
 
 class Pair(NamedTuple):
     """Two lives of two instances (`InstanceView.life`)."""
@@ -308,7 +311,9 @@ class PairProofs:
         self._circles: dict[_Node, int] = {}
         """Circles are never split: two lives stay alike when the instance that linked them has left."""
         self._circle = 0
-        """The number of the newest circle."""
+        """The number of the newest circle. No number is used again."""
+        self._merged: dict[int, int] = {}
+        """By number of a circle that has become part of another one, the oldest first: that one's number."""
         self._alive: set[tuple[InstanceId, int]] = set()
         """The lives that were present at the last clean-up."""
         self.tried = 0
@@ -436,9 +441,24 @@ class PairProofs:
 
     # --- results ------------------------------------------------------------------------------------------------------
 
-    def ended(self, pair: Pair, because: str | None, now: float, inexact: str = "", doubt: str = "") -> None:
-        """A proof is over: passed (empty), or failed and why; None: without a result (`doubt`: why). `inexact`: for a
-        passed pair, why P's token may not stand for D's first.
+    def ended(
+        self,
+        pair: Pair,
+        because: str | None,
+        now: float,
+        inexact: str = "",
+        doubt: str = "",
+        pause_s: float = 0.0,
+    ) -> None:
+        """A proof is over.
+
+        Args:
+            pair: the proven pair.
+            because: empty: it has passed; else why it failed; None: the proof had no result.
+            now: monotonic seconds.
+            inexact: for a passed pair, why P's token may not stand for D's first.
+            doubt: why the proof had no result.
+            pause_s: a pair that has not passed is left alone for at least so many seconds.
         """
         self.tried += 1
         self._alive.clear()  # the proof may be about a life that is over
@@ -450,7 +470,8 @@ class PairProofs:
             if not inexact:
                 record.again_s = record.until = 0.0
                 return
-        record.again_s = min(AGAIN_S_MAX, 2 * record.again_s or (LATER_S if because is None else AGAIN_S))
+        first_s = LATER_S if because is None else AGAIN_S
+        record.again_s = min(AGAIN_S_MAX, max(2 * record.again_s or first_s, pause_s))
         record.until = now + record.again_s
         if because:
             record.good, record.because, record.inexact = False, because, ""
@@ -468,6 +489,18 @@ class PairProofs:
             if former in known:
                 self._circles[node] = circle
         self._circles |= dict.fromkeys(nodes, circle)
+        self._remember({each for each in known if each != circle}, circle)
+
+    def _remember(self, formers: set[int], circle: int) -> None:
+        """These circles are part of `circle` now."""
+        if not formers:
+            return
+        for each, into in self._merged.items():
+            if into in formers:
+                self._merged[each] = circle
+        self._merged |= dict.fromkeys(sorted(formers), circle)
+        while len(self._merged) > MERGED_MAX:
+            del self._merged[next(iter(self._merged))]
 
     def standing(self, fleet: FleetSnapshot) -> ProofStanding:
         """What is known about this fleet now."""
@@ -481,7 +514,7 @@ class PairProofs:
             others = (name for name, circle in takes.items() if circle and name != prefill)
             inexact |= {(prefill, decode): because for decode in others if (prefill, decode) not in told}
         doubts = {pair.names: record.doubt for pair, record in self._records.items() if record.doubt}
-        return ProofStanding(gives, takes, inexact, doubts)
+        return ProofStanding(gives, takes, inexact, doubts, dict(self._merged))
 
     def failed(self) -> dict[tuple[InstanceId, InstanceId], str]:
         """Pairs that hand nothing over until they have passed, and why."""

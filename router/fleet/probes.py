@@ -68,24 +68,28 @@ class Prober:
 
     async def watch(self, instance: Instance) -> None:
         """Probe one instance as long as it is known."""
-        asked_at, told = -MODELS_EVERY_S, False
+        asked_at, told, fell = -MODELS_EVERY_S, False, False
         while self._view.knows(instance.id):
-            was_up = self._view.get(instance.id).up
+            seen = self._view.get(instance.id)
+            was_up, downs = seen.up, seen.downs
             now = time.monotonic()
             ask = (
                 not was_up
-                or not self._view.get(instance.id).models
+                or fell
+                or not seen.models
                 or (
                     self._read_metrics and now - asked_at >= MODELS_EVERY_S  # agents report these
                 )
             )
             asked_at = now if ask else asked_at
-            paths = not (told and was_up)  # the agent may have reported the engine up before the first probe
+            paths = fell or not (told and was_up)  # the agent may have reported the engine up before the first probe
             told = await self._probe(instance, models=ask, paths=paths)
             if not self._view.knows(instance.id):
                 return
-            up = self._view.get(instance.id).up
-            if up != was_up:
+            seen = self._view.get(instance.id)
+            # A leg may have found it down during the probe, whose connection was open: it may be another engine now.
+            up, fell = seen.up, seen.downs != downs
+            if up != was_up or (up and fell):
                 logger.log(logging.INFO if up else logging.WARNING, "%s is %s", instance.id, "up" if up else "down")
                 self._tell(instance.id, up=up)
             await asyncio.sleep(INTERVAL_S)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -39,9 +40,14 @@ AT_ONCE: Final = 8
 """The number of simultaneous proofs of unproven instances; an instance is in one of them at a time."""
 TOLD_AT_ONCE: Final = 64
 """In a fleet up to this size, each proof is reported at once. In a larger one, where a report costs milliseconds,
-proofs that ran side by side are reported together."""
+proofs of unproven instances are reported together..."""
+TOLD_EVERY_S: Final = 1.0
+"""... with this pause between two reports."""
 LEG_S: Final = 30.0
 """A leg that takes longer says nothing about its pair."""
+SILENT_S: Final = pair_proofs.TRIES * LEG_S + pair_proofs.LATER_S
+"""The first pause of a pair whose proof took longer. It is longer than `TRIES` such proofs: an engine that answers no
+completion is not tried with one partner after another."""
 READY_S: Final = 5.0
 """How long a router that could serve waits for the first proof before it reports ready, so that the first requests can
 be handed over, too. The wait is limited, as otherwise a fleet that cannot be proven would never be served."""
@@ -92,11 +98,17 @@ class Prover:
         self._changed: Final = changed
         self.proofs: Final = PairProofs()
         self.news: Final = asyncio.Event()
-        """The fleet has changed: there may be a pair to prove."""
+        """The fleet has changed, or a proof has ended: there may be a pair to prove."""
         self._complete_at: float | None = None
         """The time of the first call of `settled`, in monotonic seconds."""
         self._under_proof = frozenset[InstanceId]()
-        """The instances of the pair that `_prove_all_due` proves now: `_prove_joining` leaves them out."""
+        """The instances of the pair that `_prove_all_due` proves now: `_begin_joining` leaves them out."""
+        self._joining: Final = set[Pair]()
+        """The pairs with unproven instances that are proven now."""
+        self._untold = False
+        """A proof of them has ended, and the view has not been told yet."""
+        self._told_s = -math.inf
+        """When the view was told last, in monotonic seconds."""
         self._prove(NOTHING_PROVEN)  # from now on only proven pairs hand over
 
     def settled(self, now: float) -> bool:
@@ -119,27 +131,35 @@ class Prover:
             group.create_task(self._prove_all_due())
 
     async def _prove_all_joining(self) -> None:
-        while True:
-            if not await self._prove_joining():
+        """Prove pairs with unproven instances, up to `AT_ONCE` side by side. An engine that does not answer takes
+        one of these places, and does not keep the others waiting.
+        """
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._begin_joining(group)
+                if self._untold and (not self._joining or time.monotonic() - self._told_s >= TOLD_EVERY_S):
+                    self._tell()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(EVERY_S):
                         await self.news.wait()
-            self.news.clear()
+                self.news.clear()
 
-    async def _prove_joining(self) -> bool:
-        """Prove up to `AT_ONCE` pairs with unproven instances side by side; returns whether there was one."""
-        fleet, busy, now = self._view.all(), self._under_proof, time.monotonic()
-        found: list[tuple[Pair, str]] = []
-        for model in pair_proofs.models_of(fleet):
-            while len(found) < AT_ONCE and (pair := self.proofs.joining(fleet, model, now, busy)) is not None:
-                found.append((pair, model))
+    def _begin_joining(self, group: asyncio.TaskGroup) -> None:
+        """Begin as many proofs of unproven instances as there are places for."""
+        fleet, now = self._view.all(), time.monotonic()
+        busy = self._under_proof.union(*(pair.names for pair in self._joining))
+        for model in pair_proofs.models_of(fleet) if len(self._joining) < AT_ONCE else ():
+            while len(self._joining) < AT_ONCE and (pair := self.proofs.joining(fleet, model, now, busy)) is not None:
+                self._joining.add(pair)
                 busy |= {*pair.names}
-        async with asyncio.TaskGroup() as group:
-            for pair, model in found:
-                group.create_task(self.prove(pair, model, joining=True))
-        if found and len(fleet) > TOLD_AT_ONCE:
-            self._tell()
-        return bool(found)
+                group.create_task(self._prove_joining(pair, model))
+
+    async def _prove_joining(self, pair: Pair, model: str) -> None:
+        try:
+            await self.prove(pair, model, joining=True)
+        finally:
+            self._joining.discard(pair)
+            self.news.set()
 
     async def _prove_all_due(self) -> None:
         """Prove all other pairs, one after another. An instance that joins meanwhile does not wait for this loop: on a
@@ -167,7 +187,7 @@ class Prover:
     async def prove(self, pair: Pair, model: str, *, joining: bool = False) -> None:
         """Prove a pair once, and tell the router's view the result."""
         because: str | None
-        inexact = doubt = ""
+        inexact, doubt, pause_s = "", "", 0.0
         try:
             because, inexact = await _Proof(
                 self._view, self._engines, self._fold, self._leg_ended, pair, model,
@@ -175,11 +195,12 @@ class Prover:
             ).made()  # fmt: skip
         except (_NoWord, EngineLost, TimeoutError) as none:
             because, doubt = None, str(none) or "it took too long"
+            pause_s = SILENT_S if isinstance(none, TimeoutError) else pause_s
             logger.log(logging.INFO if joining else logging.DEBUG, "%s to %s: not proven: %s", *pair.names, doubt)
         except Exception:  # a bug of the router's with this pair: continue with the others
             because, doubt = None, "the proof failed for a reason of the router's own"
             logger.exception("%s to %s: not proven", *pair.names)
-        self.proofs.ended(pair, because, time.monotonic(), inexact, doubt)
+        self.proofs.ended(pair, because, time.monotonic(), inexact, doubt, pause_s)
         self._counted({None: "none", "": "passed"}.get(because, "failed"))
         if because:
             logger.warning("%s to %s: nothing is handed over for now: %s", *pair.names, because)
@@ -187,9 +208,12 @@ class Prover:
             logger.warning("%s to %s: handed over, but P's token is not relied on: %s", *pair.names, inexact)
         if not joining or len(self._view.all()) <= TOLD_AT_ONCE:
             self._tell()
+        else:
+            self._untold = True
 
     def _tell(self) -> None:
         view = self._view
+        self._untold, self._told_s = False, time.monotonic()
         self._prove(self.proofs.standing(view.all()))
         failed = self.proofs.failed()
         if failed != view.distrusted:
@@ -200,7 +224,8 @@ class Prover:
     def _prove(self, standing: ProofStanding) -> None:
         doubts = [(*names, because) for names, because in standing.doubts.items()]
         inexact = [(*names, because) for names, because in standing.inexact.items()]
-        told = d.Proven(dict(standing.gives), dict(standing.takes), doubts, inexact)
+        merged = list(standing.merged.items())
+        told = d.Proven(dict(standing.gives), dict(standing.takes), doubts, inexact, merged)
         self._fold(told, time.monotonic())
 
 

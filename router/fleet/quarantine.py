@@ -64,6 +64,18 @@ class Quarantine:
         self._words[instance] = Word(stamp, aside, text, self._router)
         self._forget()
 
+    def refusal(self, instance: InstanceId) -> str:
+        """Why this instance cannot be set aside, too: one more word would displace another instance's. Empty: it can
+        be.
+        """
+        others = sum(word.aside for name, word in self._words.items() if name != instance)
+        if others < WORDS_MAX:
+            return ""
+        return (
+            f"`{instance}` cannot be set aside: {others} instances are, and routers announce no more than {WORDS_MAX}. "
+            "Let one in again first: `GET /quarantine` lists them, `DELETE /quarantine/ID` lets one in."
+        )
+
     def hear(self, words: Mapping[InstanceId, Word]) -> bool:
         """Take another router's words; returns whether one is new."""
         changed, believed = False, self._believed

@@ -68,6 +68,8 @@ class Pairing:
         """Pairs that hand over and whose first tokens differ, or cannot be compared, and why."""
         self.doubts: Mapping[tuple[InstanceId, InstanceId], str] = {}
         """Pairs that could not be tried, and why."""
+        self._merged: Mapping[int, int] = {}
+        """By former number of a circle, its number now, where it has become part of another one."""
         self._weights: tuple[int, ...] = ()
         """Numbers of all weights that instances report to serve."""
 
@@ -106,6 +108,7 @@ class Pairing:
             columns.gives[view.row] = standing.gives.get(view.id, 0)
             columns.takes[view.row] = standing.takes.get(view.id, 0)
         self.proving, self.inexact, self.doubts = True, dict(standing.inexact), dict(standing.doubts)
+        self._merged = dict(standing.merged)
         columns.changed()
 
     def unproven(self, view: InstanceView) -> None:
@@ -185,7 +188,8 @@ class Pairing:
         own, its = columns.number(wanted.weights), columns.weights.item(row)
         if not self.proving or (own and own == its):
             return its in (0, own) or own == 0
-        return wanted.circle != 0 and wanted.circle in (columns.takes.item(row), columns.gives.item(row))
+        circle = self._merged.get(wanted.circle, wanted.circle)
+        return circle != 0 and circle in (columns.takes.item(row), columns.gives.item(row))
 
     def alike(self, found: ReadyRows) -> bool:
         """Whether `kinships` would find one kind that contains every instance."""

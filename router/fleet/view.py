@@ -97,7 +97,8 @@ class FleetView:
         known = self._instances.get(instance.id)
         columns = self._fleet.columns
         if known is None:
-            self._fleet.put(InstanceView(instance, columns))
+            # It takes turns with the others from now on: with fewer legs than they have, it would get every request.
+            self._fleet.put(InstanceView(instance, columns, sent=columns.least_sent(instance.role)))
         elif replace(known.instance, role=instance.role) == instance:
             if known.instance.role is not instance.role:
                 known.turn(instance)  # its legs run on, its cache stays, and its speed is the same
@@ -317,11 +318,23 @@ def can_pin(view: FleetView, decode: InstanceId | None) -> bool:
     return decode is not None and view.knows(decode) and view.get(decode).instance.pins
 
 
-def turned_away(view: FleetView, instance: InstanceId) -> Lost | None:
-    """The loss that an answering leg gets if its instance takes no more legs; None: send the leg."""
-    if view.knows(instance) and view.get(instance).ready:
+def turned_away(view: FleetView, instance: InstanceId, holder: InstanceId | None = None) -> Lost | None:
+    """The loss that an answering leg gets if its instance takes no more legs, or must not use the blocks that the leg
+    pulls; None: send the leg. `holder`: the instance that has these blocks; None: the leg pulls none.
+    """
+    if not view.knows(instance) or not view.get(instance).ready:
+        return Lost("it went away while the prompt was prefilled", untouched=True)  # draining, or down
+    if holder is None or not view.knows(holder):
         return None
-    return Lost("it went away while the prompt was prefilled", untouched=True)  # draining, down, or a new epoch
+    pairing, p, d = view.all().pairing, view.get(holder), view.get(instance)
+    if p is d:
+        return None
+    # The two were a pair when they were chosen. Another life under one of their names may have other weights.
+    if pairing.strangers(p.row, d.row) or not pairing.proven(p.row, d.row):
+        return Lost(f"it, or {holder}, was started anew while the prompt was prefilled", untouched=True)
+    if (holder, instance) in pairing.distrusted:
+        return Lost(f"its proof with {holder} failed while the prompt was prefilled", untouched=True)
+    return None
 
 
 _NONE: Final[tuple[InstanceId, ...]] = ()
@@ -362,7 +375,7 @@ def _distrust(view: FleetView, event: Any) -> Iterable[InstanceId]:
 def _proven(view: FleetView, event: Any) -> Iterable[InstanceId]:
     inexact = {(prefill, decode): because for prefill, decode, because in event.inexact}
     doubts = {(prefill, decode): because for prefill, decode, because in event.doubts}
-    view.proven(ProofStanding(event.gives, event.takes, inexact, doubts))
+    view.proven(ProofStanding(event.gives, event.takes, inexact, doubts, dict(event.merged)))
     return _NONE
 
 

@@ -59,6 +59,7 @@ class HeldChunks:
         "_bit",
         "_holders",
         "_last_unnamed",
+        "_unremoved",
         "ahead",
         "capacity_tokens",
         "entries",
@@ -89,6 +90,8 @@ class HeldChunks:
         """The instance's share of the index."""
         self.nameless = 0.0
         """Tokens written that do not fill an entry yet."""
+        self._unremoved = 0.0
+        """Tokens reported as gone that do not fill an entry yet."""
         self.tokens_each = TOKENS_PER_CHUNK
         self.hears = False
         """The instance sends KV events."""
@@ -221,10 +224,17 @@ class HeldChunks:
 
     def removed(self, tokens: int) -> None:
         """Blocks of so many tokens are gone, it is not known which: drop the chunks used longest ago."""
-        gone = int(tokens / self.tokens_each)
+        self._unremoved += tokens
+        gone = int(self._unremoved / self.tokens_each)
+        self._unremoved -= gone * self.tokens_each
         known = min(gone, self.ahead)
         self.hears, self.ahead = True, self.ahead - known
         self.trim(max(0, len(self.entries) - gone + known))
+
+    def clear(self) -> None:
+        """All blocks are gone."""
+        self._unremoved = 0.0
+        self.trim(0)
 
     def _fit(self) -> None:
         """Drop what does not fit the instance's KV cache, or the last of its tiers."""

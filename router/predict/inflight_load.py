@@ -350,7 +350,7 @@ class InflightLoad:
             at.since = max(at.since, now)  # a peer's prompt may have ended before one that is known already
             if booking.seeded:
                 booking.first_s = now
-            if booking.pull is not None and booking.decode_row >= 0:
+            if booking.pull is not None and self.answers_at(booking):
                 self.rows[booking.decode_row].pulls.begin(booking.pull, now)
         elif presumed:  # the next prompt began at this one's predicted end, or at `now` less the lead if that is later
             at.since = min(now, max(at.since + ms / 1000.0, now - self.step_model.rows[row].lead / 1000.0))
@@ -367,6 +367,10 @@ class InflightLoad:
         at.stalled -= left_ms
         faded = math.exp((booking.placed_s - self._base_s) / DUTY_S)
         at.recent = max(0.0, at.recent - left_ms * (0.001 / DUTY_S) * faded)
+
+    def answers_at(self, booking: InflightRequest) -> bool:
+        """Whether the instance that the request's answer is promised a place on still has its row."""
+        return booking.decode_row >= 0 and self.rows[booking.decode_row].life == booking.decode_life
 
     def pulls(self, row: int) -> TransferModel:
         """The transfer model of this row."""

@@ -233,7 +233,7 @@ class PrefixCacheIndex:
         """KV events: all blocks are gone."""
         held = self._held.get(row)
         if held is not None:
-            held.trim(0)
+            held.clear()
 
     def _share_out(self) -> None:
         """Divide the index among instances by their stated capacity."""

@@ -77,12 +77,12 @@ class Answering(AnswerOwner):
             adapter: the digest of the adapter that chose the first token (`wire.decode_body`).
         """
         instance, transfer, parts = effect.instance, effect.transfer, self._parts
-        away = turned_away(parts.view, instance) or self._unbound(effect)
+        pulls = transfer is not None
+        holder = producer if pulls else None
+        away = turned_away(parts.view, instance, None if holder is None else holder.instance) or self._unbound(effect)
         if away is not None:
             return away
-        pulls = transfer is not None
         self.way = "handoff" if pulls else "whole"
-        holder = producer if pulls else None
         held_by, held_at = (instance, attempt) if holder is None else (holder.instance, holder.attempt)
         self._scheduled.occupy(instance)
         leg = self.leg = self.new_leg(instance, self)

@@ -52,7 +52,7 @@ class EarlyLeg(AnswerOwner):
         """Send the leg. Where that is exact, D is to begin with P's token. Returns an event if the leg was not sent."""
         instance, producer, parts = effect.instance, effect.producer, self._parts
         pins = not parts.view.not_exact(producer, instance) and self._seeding.may()
-        away = turned_away(parts.view, instance)
+        away = turned_away(parts.view, instance, producer)
         if away is not None:
             return j.EarlyLost(away.because)  # once P has answered, another instance is chosen
         unsigned = wire.early_fields(self._outgoing.transfer_id(producer, effect.attempt), producer, pins=pins)

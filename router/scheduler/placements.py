@@ -239,10 +239,9 @@ class Placements:
                 self._promised(booking, now, tokens, engine_ms)
             if tokens and complete:  # sooner than predicted, if it is in one piece
                 self._fleet.inflight.prompt_over(booking, now, done=False, presumed=True)
-            row = booking.decode_row
-            if row >= 0 and self._fleet.prefixes is not None:
-                self._fleet.prefixes.used(row, wanted.prefix, now)
-                self._fleet.prefixes.wrote(row, tokens or 0, now)
+            if self._fleet.prefixes is not None and self._fleet.inflight.answers_at(booking):
+                self._fleet.prefixes.used(booking.decode_row, wanted.prefix, now)
+                self._fleet.prefixes.wrote(booking.decode_row, tokens or 0, now)
             self._fleet.inflight.answer_over(booking, now, 0 if paused else tokens or 0)
         if expected.lengths is not None and tokens:
             self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)

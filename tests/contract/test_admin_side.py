@@ -22,6 +22,7 @@ from router.api import app
 from router.api.config import RouterConfig
 from router.api.endpoints import admin_app
 from router.api.server import Router
+from router.fleet import quarantine
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 TENANTS: dict[str, Any] = {
@@ -109,6 +110,25 @@ async def test_a_tenant_reads_quarantines_only_of_instances_that_serve_it(start:
         assert set((await reply.json())["quarantined"]) == {"decode-0", "decode-1"}
     async with fleet.client.get(f"{fleet.admin}/quarantine", headers=HEADERS[TENANT]) as reply:
         assert await reply.json() == {"quarantined": {"decode-0": "decode-0 is slow"}}
+
+
+async def test_no_more_instances_are_set_aside_than_routers_announce(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One more would let another one in again, on every router."""
+    monkeypatch.setattr(quarantine, "WORDS_MAX", 1)
+    fleet = await start(decode=2)
+    asked = []
+    for method, name in (("POST", 0), ("POST", 1), ("POST", 0), ("DELETE", 0), ("POST", 1)):
+        async with fleet.client.request(method, f"{fleet.admin}/quarantine/decode-{name}") as reply:
+            asked.append((reply.status, (await reply.json()).get("error")))
+    assert [status for status, _ in asked] == [200, 409, 200, 200, 200]
+    error = asked[1][1]
+    assert error["type"] == "ConflictError"
+    assert "`decode-1`" in error["message"] and "no more than 1." in error["message"]
+    assert "DELETE /quarantine/ID" in error["message"]
+    async with fleet.client.get(f"{fleet.admin}/quarantine") as reply:
+        assert set((await reply.json())["quarantined"]) == {"decode-1"}
 
 
 # -- bodies --

@@ -248,6 +248,27 @@ def test_a_whole_cluster_without_a_model(tmp_path: Path) -> None:
         assert cluster.stop() == 0
 
 
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
+def test_two_mocks_on_ipv6_hand_over() -> None:
+    with (
+        Mocks.start("--host", "::1", "--instances", "prefill=1", *QUICK) as one,
+        Mocks.start("--host", "::1", "--instances", "decode=1", *QUICK) as other,
+    ):
+        pair = Pair(one.urls["prefill-0"], other.urls["decode-0"], "m")
+        assert all(url.startswith("http://[::1]:") for url in pair.both)
+        pair.hand_over()
+        assert pair.pulled() > 0
+
+
 def test_fifty_instances_in_one_process() -> None:
     started = time.monotonic()
     with Mocks.start("--instances", "prefill=20,decode=30", *QUICK) as many:

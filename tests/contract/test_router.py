@@ -14,6 +14,13 @@ import pytest
 from aiohttp import web
 from support.fleet import Fleet, Starter, eventually
 
+from cluster.ids import InstanceId
+from cluster.instance import Instance, Role
+from router.fleet import probes
+from router.fleet.probes import Prober
+from router.fleet.view import FleetView
+from router.http.upstream import Answer
+
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
 
@@ -396,3 +403,31 @@ async def test_an_unreadable_answer_of_p_is_ps_failure(start: Starter) -> None:
     async with fleet.client.get(fleet.admin + "/explain?n=1") as response:
         (line,) = (await response.json())["requests"]
     assert (await fleet.client.get(f"{fleet.admin}/explain/{line['id']}")).status == 200
+
+
+async def test_an_engine_that_no_leg_could_reach_during_a_probe_is_up_again_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The probe goes over a kept connection. Requests that wait for the instance must be told, and the engine may be
+    another one.
+    """
+    monkeypatch.setattr(probes, "INTERVAL_S", 0.0)
+    instance, view = Instance(id=InstanceId("d"), role=Role.DECODE, url="http://d"), FleetView()
+    view.add(instance)
+    told: list[bool] = []
+    asked: list[str] = []
+
+    class Engine:
+        async def call(self, _: object, __: str, path: str, *___: object) -> Answer:
+            asked.append(path)
+            if asked.count("/health") == 3:
+                view.unreachable(instance.id)
+            return Answer(200, "application/json", b'{"data": [{"id": "m"}]}')
+
+    prober = Prober(view, Engine(), {}, lambda _, *, up: told.append(up), read_metrics=False)  # type: ignore[arg-type]
+    watching = asyncio.ensure_future(prober.watch(instance))
+    await eventually(lambda: asked.count("/health") > 4, "the probe after it has ended")
+    watching.cancel()
+    assert told == [True, True]
+    first = ["/health", "/v1/models", "/openapi.json"]
+    assert asked[:8] == [*first, "/health", "/health", *first], "models and paths are read again"

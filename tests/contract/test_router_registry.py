@@ -254,6 +254,25 @@ async def test_decode_that_drains_during_prefill_is_replaced(cast: Cast) -> None
     assert fleet.held == 0
 
 
+async def test_a_decode_instance_that_starts_anew_during_the_prefill_leg_pulls_nothing(cast: Cast) -> None:
+    """No leg runs there that could be lost, and it is ready again, with other weights, before P has answered."""
+    await cast.join("p", Role.PREFILL, weights="w1")
+    await cast.join("d", Role.DECODE, weights="w1")
+    fleet = await cast.serve()
+    await cast.router_sees(p="up", d="up")
+    cast.engines["p"].hold_leg = asyncio.Event()
+    asking = asyncio.ensure_future(fleet.post("/v1/completions", json=PROMPT))
+    await eventually(lambda: bool(cast.engines["p"].generated), "the prefill leg is running")
+    await cast.join("d", Role.DECODE, weights="w2", epoch=2)
+    await cast.join("d2", Role.DECODE, weights="w1")
+    await cast.router_sees(p="up", d="up", d2="up")
+    cast.engines["p"].hold_leg.set()
+    status, answer = await asking
+    assert (status, answer["from"]) == (200, "d2")
+    assert (len(cast.engines["p"].generated), len(cast.engines["d"].generated)) == (1, 0), "d2 pulls the same hold"
+    assert fleet.held == 0
+
+
 async def test_prefill_that_starts_anew_during_its_leg_is_replaced(cast: Cast) -> None:
     await cast.join("p", Role.PREFILL)
     await cast.join("d", Role.DECODE)
@@ -363,6 +382,38 @@ async def test_an_instance_that_joins_does_not_wait_for_a_proof_of_others(
     await cast.join("p3", Role.PREFILL)
     await eventually(lambda: "p3" in joined, "p3 is proven while the other proof runs")
     assert "p3" in joined
+
+
+@pytest.mark.parametrize("told_at_once", [0, 64], ids=["large fleet", "small fleet"])
+async def test_an_engine_that_answers_no_proof_does_not_keep_others_waiting(
+    cast: Cast, monkeypatch: pytest.MonkeyPatch, told_at_once: int
+) -> None:
+    """It answers /health, and never a completion."""
+    for name, value in (("EVERY_S", 0.01), ("TOLD_EVERY_S", 0.05), ("AT_ONCE", 2), ("TOLD_AT_ONCE", told_at_once)):
+        monkeypatch.setattr(prover, name, value)
+    silent = set[str]()
+
+    async def made(proof: prover._Proof) -> tuple[str, str]:
+        if "d0" in proof._pair.names:
+            silent.update(proof._pair.names)
+            await asyncio.Event().wait()  # for ever
+        return "", ""
+
+    monkeypatch.setattr(prover._Proof, "made", made)
+    for number in range(4):
+        await cast.join(f"p{number}", Role.PREFILL)
+        await cast.join(f"d{number}", Role.DECODE)
+    fleet = await cast.serve(proves=True)
+
+    async def unproven() -> set[str]:
+        async with fleet.client.get(fleet.admin + "/ui/data") as answer:
+            instances = (await answer.json())["instances"]
+        return {each["id"] for each in instances if not (each["gives"] or each["takes"])}
+
+    async with asyncio.timeout(10):
+        while not silent or await unproven() != silent:
+            await asyncio.sleep(0.01)
+    assert len(silent) == 2, "it is tried with one partner at a time"
 
 
 async def test_a_proof_without_a_pull_fails_and_leaves_no_hold(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ def _every_event_of_a_fleet(fleet: Fleet, report: Reported) -> None:
         d.Unreachable(name),
         d.SetAside({InstanceId("x"): "a fan is loud"}),
         d.Distrusted([(p, name, "it answers otherwise")]),
-        d.Proven({p: 1}, {name: 1}, [(q, name, "it is busy")], [(p, name, "a tie")]),
+        d.Proven({p: 1}, {name: 1}, [(q, name, "it is busy")], [(p, name, "a tie")], [(2, 1)]),
         d.ProbeSucceeded(name, None, None),
         d.LegStarted(name),
     ):

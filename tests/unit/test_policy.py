@@ -225,6 +225,26 @@ def hear(view: FleetView, shuns: dict[str, tuple[str, ...]]) -> None:
 TWO_BY_TWO = (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE))
 
 
+def test_a_new_instance_takes_turns_with_those_that_have_served_for_long() -> None:
+    view = fleet(*TWO_BY_TWO)
+    for name in ("d0", "d1"):
+        for _ in range(1000):
+            view.leg_started(InstanceId(name))
+            view.leg_ended(InstanceId(name))
+    view.add(Instance(id=InstanceId("down"), role=Role.DECODE, url="http://down"))
+    for name, role in (("d2", Role.DECODE), ("p2", Role.PREFILL)):
+        view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}"))
+        view.seen(InstanceId(name), ({"id": "m"},), Load())
+    taken = []
+    for _ in range(9):
+        prefill, decode = (InstanceId(name or "") for name in choose(view))
+        for name in (prefill, decode):
+            view.leg_started(name)
+            view.leg_ended(name)
+        taken += [prefill, decode]
+    assert {name: taken.count(name) for name in set(taken)} == dict.fromkeys(("p0", "p1", "p2", "d0", "d1", "d2"), 3)
+
+
 def test_a_pair_that_does_not_work_is_not_chosen_and_both_its_instances_are() -> None:
     view = fleet(*TWO_BY_TWO)
     hear(view, {"d0": ("p0",)})

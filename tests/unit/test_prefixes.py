@@ -232,6 +232,20 @@ def test_kv_events_forget() -> None:
     assert len(index) == 0
 
 
+def test_kv_events_of_less_than_a_chunk_add_up() -> None:
+    index = index_of(100)
+    ask(index, 0, NAMES, 1.0)
+    for _ in range(4 * len(NAMES)):
+        index.removed(0, TOKENS // 4)
+    assert len(index) == 0
+    ask(index, 0, NAMES, 2.0)
+    index.removed(0, TOKENS // 2)
+    index.cleared(0)
+    ask(index, 0, NAMES, 3.0)
+    index.removed(0, TOKENS // 2)
+    assert len(index) == len(NAMES), "what was left over went with the rest"
+
+
 def test_kv_events_do_not_forget_twice_what_the_estimate_has() -> None:
     index = index_of(20)
     index.removed(0, 0)

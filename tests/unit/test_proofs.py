@@ -13,6 +13,7 @@ from router.fleet.pair_proofs import (
     AGAIN_S,
     EACH,
     LATER_S,
+    MERGED_MAX,
     NO_CHATS,
     TIE,
     TRIES,
@@ -28,6 +29,7 @@ from router.fleet.pair_proofs import (
     question,
     read,
 )
+from router.fleet.prover import LEG_S, SILENT_S
 from router.fleet.view import FleetView
 from router.scheduler.scoring.policies import POLICIES
 
@@ -214,6 +216,43 @@ def test_a_stream_goes_on_only_in_the_circle_of_the_instance_that_began_it() -> 
     assert goes_on(D0, "w") == "new", "its agent reports these weights"
 
 
+def test_a_stream_goes_on_in_the_circle_that_its_own_has_become_part_of() -> None:
+    """It remembers the number that its instance's circle had when the stream began."""
+    names = [(InstanceId(f"p{number}"), InstanceId(f"d{number}")) for number in range(3)]
+    proofs, view = PairProofs(), fleet(3, 3)
+    for p, d in names:
+        proofs.ended(Pair(p, 1, d, 1), "", 0.0)
+    told(proofs, view)
+    pairing = view.all().pairing
+    began = [pairing.circle(d) for _, d in names]
+    assert began == [1, 2, 3]
+
+    def goes_on(circle: int) -> list[bool]:
+        wanted = Wanted(model="m", hand_over=False, circle=circle, meaning="model")
+        return [pairing.continues(view.get(d).row, wanted) for _, d in names]
+
+    assert goes_on(3) == [False, False, True]
+    proofs.ended(Pair(names[2][0], 1, names[1][1], 1), "", 1.0)
+    told(proofs, view)
+    assert (goes_on(1), goes_on(2), goes_on(3)) == ([True, False, False], [False, True, True], [False, True, True])
+    proofs.ended(Pair(names[1][0], 1, names[0][1], 1), "", 2.0)
+    told(proofs, view)
+    assert [goes_on(circle) for circle in began] == [[True] * 3] * 3, "also a circle that was merged twice"
+    assert goes_on(0) == [False] * 3 == goes_on(4)
+
+
+def test_merged_circles_are_remembered_up_to_a_limit() -> None:
+    proofs, view = PairProofs(), fleet()
+    for life in range(2, 2 * MERGED_MAX + 2):
+        proofs.ended(Pair(InstanceId("p"), life, InstanceId("d"), life), "", 0.0)
+        proofs.ended(Pair(P0, 1, D0, 1), "", 0.0)
+        proofs.ended(Pair(InstanceId("p"), life, D0, 1), "", 0.0)
+    merged = proofs.standing(view.all()).merged
+    assert len(merged) == MERGED_MAX
+    newest = max(merged)
+    assert merged[newest] not in merged, "each stands with the number that its circle has now"
+
+
 def test_an_instance_in_both_roles_is_like_itself() -> None:
     view = FleetView()
     for name in ("a", "b"):
@@ -232,6 +271,18 @@ def test_an_instance_that_fails_with_several_is_not_tried_with_all() -> None:
         proofs.ended(pair, "otherwise", 0.0)
         tried += 1
     assert tried == TRIES
+
+
+def test_an_engine_that_answers_no_completion_waits_after_a_few_partners() -> None:
+    """Each try takes `LEG_S`. The first pause must not be over before the last of `TRIES` tries is."""
+    proofs, view, now = PairProofs(), fleet(1, 20), 0.0
+    for _ in range(TRIES):
+        pair = proofs.joining(view.all(), "m", now)
+        assert pair is not None
+        now += LEG_S
+        proofs.ended(pair, None, now, doubt="it took too long", pause_s=SILENT_S)
+    assert proofs.joining(view.all(), "m", now) is None
+    assert proofs.joining(view.all(), "m", LEG_S + SILENT_S) is not None
 
 
 def test_pairs_proven_at_once_are_of_different_instances() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.core.journey import Choose, Lost
 from router.core.load_notes import BookingState, LoadNote, PromptState
-from router.core.values import Reported, Wanted
+from router.core.values import ProofStanding, Reported, Wanted
 from router.fleet import events as d
 from router.fleet.view import FleetView, can_pin, turned_away
 from router.predict.prefix_cache import PrefixCacheIndex
@@ -87,6 +89,39 @@ def test_an_instance_that_went_away_turns_legs_away() -> None:
     here.view.unreachable(D)
     assert isinstance(turned_away(here.view, D), Lost)
     assert isinstance(turned_away(here.view, InstanceId("nobody")), Lost)
+
+
+@pytest.mark.parametrize("weights", ["w1", "w2"])
+@pytest.mark.parametrize("restarted", [P, D])
+def test_an_engine_that_was_started_anew_during_the_prefill_leg_pulls_nothing(
+    restarted: InstanceId, weights: str
+) -> None:
+    """It has other weights, or the same ones without a proof."""
+    here, one = scheduler(), context()
+    lives = {P: reported(P, epoch=1, weights="w1"), D: reported(D, epoch=1, weights="w1")}
+    here.view.fold(tuple(lives.values()))
+    if weights == "w1":
+        here.view.proven(ProofStanding({P: 1}, {D: 1}, {}, {}))
+    assert here.choose(one, ASK, 0.0)[0].prefill == P
+    assert turned_away(here.view, D, P) is None
+    lives[restarted] = reported(restarted, epoch=2, weights=weights)
+    here.view.fold(tuple(lives.values()))
+    assert here.view.get(restarted).ready
+    assert turned_away(here.view, D) is None, "it may answer what pulls nothing"
+    lost = turned_away(here.view, D, P)
+    assert lost is not None and lost.untouched and "anew" in lost.because
+    again = Choose(frozenset({D}), hand_over=True, holders=(P,))
+    assert here.choose(one, again, 1.0)[0].prefill is None, "no other instance can decode"
+
+
+def test_a_leg_pulls_nothing_once_its_pair_has_failed_a_proof() -> None:
+    here = scheduler()
+    here.view.proven(ProofStanding({P: 1}, {D: 1}, {}, {}))
+    assert turned_away(here.view, D, P) is None
+    here.view.distrust({(P, D): "other answers"})
+    lost = turned_away(here.view, D, P)
+    assert lost is not None and lost.untouched and "proof" in lost.because
+    assert turned_away(here.view, D) is None
 
 
 def test_only_an_engine_with_the_pin_processor_is_pinned() -> None:
@@ -263,9 +298,9 @@ def test_prompts_of_a_router_that_is_lost_are_not_ahead_of_others_any_more() -> 
     assert here.choose(one, SECOND, 0.0)[0].prefill == P2, "three later legs have been answered"
 
 
-def reported(name: InstanceId) -> Reported:
+def reported(name: InstanceId, *, epoch: int = 0, weights: str = "") -> Reported:
     role = Role.PREFILL if name in (P, P2) else Role.DECODE
-    instance = Instance(id=name, role=role, url=f"http://{name}")
+    instance = Instance(id=name, role=role, url=f"http://{name}", epoch=epoch, weights=weights)
     return Reported(instance=instance, state="ready", accepting=True, credits=9, load=Load(), models=({"id": "m"},))
 
 

@@ -1,5 +1,6 @@
 """The workload policy: its choices, and the reasons (`because`) that it gives."""
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -165,6 +166,22 @@ def test_answers_in_one_piece_do_not_count_as_pulls_under_way(streamed: bool) ->
         placements.prompt_over(expected, wanted, number + 0.1, done=True)
     found = prices_of(here.all(), asks(5.0)).pause_ms(other, row)
     assert found > 1000.0 if streamed else found == pytest.approx(usual, rel=0.2)
+
+
+def test_a_request_whose_instance_has_left_is_not_counted_at_the_next_one_in_its_row() -> None:
+    here = view(P, D)
+    here.index()
+    fleet, left = here.all(), here.get(InstanceId("d1"))
+    placements, expected, wanted = Placements(fleet), Placement(), asks(streamed=True)
+    placements.placed(expected, wanted, Chosen(InstanceId("p0"), InstanceId("d1"), ""))
+    assert expected.booking is not None and expected.booking.pull is not None
+    fleet.remove(left.id)
+    here.add(Instance(id=InstanceId("d2"), role=D, url="http://d2"))
+    assert here.get(InstanceId("d2")).row == left.row
+    placements.prompt_over(expected, wanted, 1.0, done=True)
+    assert fleet.inflight.pulls(left.row).ends_ms(1.0) == -math.inf
+    placements.ended(expected, wanted, 2.0, 5000)
+    assert fleet.prefixes is not None and len(fleet.prefixes) == 0
 
 
 def test_a_prompt_on_a_decode_instance_delays_its_pulls() -> None:
