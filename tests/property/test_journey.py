@@ -33,6 +33,23 @@ EVENTS = st.one_of(
 )
 
 
+def _check_answer(effects: list[j.Effect], attempts_max: int) -> None:
+    """What holds of the client's answer, whatever has happened."""
+    spoken = [e for e in effects if isinstance(e, j.SendSeed | j.AnswerFromPrefill | j.ForwardRefusal | j.Fail)]
+    assert len(spoken) <= 1, "the client's answer begins once"
+    heard = [type(e) for e in effects if isinstance(e, j.SendSeed | j.Relay | j.Fail | j.FailStream | j.ForwardRefusal)]
+    assert j.Fail not in heard[1:] and j.ForwardRefusal not in heard[1:], "no status after the first byte"
+    assert j.FailStream not in heard[:1] and j.FailStream not in heard[:-1], "an error event ends a stream"
+    seeded = next((at for at, e in enumerate(effects) if isinstance(e, j.SendSeed)), len(effects))
+    bound = [e.first_token for e in effects[seeded:] if isinstance(e, j.SendDecode)]
+    assert None not in bound, "after a seed, each decode leg begins with its token"
+    told = [e.first_token for e in effects if isinstance(e, j.SendDecode)]
+    chosen = [token for token in told if token is not None]
+    assert told[len(told) - len(chosen) :] == chosen and len(set(chosen)) <= 1, "a token that is chosen stays chosen"
+    legs_sent = j.SendPrefill | j.SendDecode | j.SendEarly
+    assert sum(isinstance(e, legs_sent) for e in effects) <= 3 * attempts_max
+
+
 @given(st.lists(st.tuples(EVENTS, st.floats(0, 50)), max_size=30), st.booleans(), st.booleans())
 def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: bool, stream: bool) -> None:
     machine = j.Journey(hand_over=hand_over, stream=stream, deadline=100.0, deadline_s=100.0)
@@ -94,16 +111,4 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
         assert held is None, "a finished journey holds nothing"
         assert not machine.legs, "a finished journey waits for no leg"
         assert sum(isinstance(effect, j.Finish) for effect in effects) == 1
-    spoken = [e for e in effects if isinstance(e, j.SendSeed | j.AnswerFromPrefill | j.ForwardRefusal | j.Fail)]
-    assert len(spoken) <= 1, "the client's answer begins once"
-    heard = [type(e) for e in effects if isinstance(e, j.SendSeed | j.Relay | j.Fail | j.FailStream | j.ForwardRefusal)]
-    assert j.Fail not in heard[1:] and j.ForwardRefusal not in heard[1:], "no status after the first byte"
-    assert j.FailStream not in heard[:1] and j.FailStream not in heard[:-1], "an error event ends a stream"
-    seeded = next((at for at, e in enumerate(effects) if isinstance(e, j.SendSeed)), len(effects))
-    bound = [e.first_token for e in effects[seeded:] if isinstance(e, j.SendDecode)]
-    assert None not in bound, "after a seed, each decode leg begins with its token"
-    told = [e.first_token for e in effects if isinstance(e, j.SendDecode)]
-    chosen = [token for token in told if token is not None]
-    assert told[len(told) - len(chosen) :] == chosen and len(set(chosen)) <= 1, "a token that is chosen stays chosen"
-    legs_sent = j.SendPrefill | j.SendDecode | j.SendEarly
-    assert sum(isinstance(e, legs_sent) for e in effects) <= 3 * machine.attempts_max
+    _check_answer(effects, machine.attempts_max)
