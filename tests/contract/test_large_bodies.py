@@ -258,7 +258,7 @@ async def test_a_refused_body_is_not_kept() -> None:
 
     gc.disable()
     try:
-        answer = await _errors(router.endpoints)(None, handler)
+        answer = await _errors(router.endpoints)(make_mocked_request("POST", "/v1/embeddings"), handler)
         assert answer.status == 400
         assert kept[0]() is None
     finally:
