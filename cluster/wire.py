@@ -80,9 +80,9 @@ PINS = "baton_pins"
 """Beside `EARLY`, true: D's answer begins with P's token, if that is the answer's first (as with `FIRST_TOKEN`)."""
 
 TOLD_EARLY = "baton_told_early"
-"""Baton's own key among the transfer fields of P's answer, true: an engine has asked for this hold, as it has an early
-leg, and was told of it and of P's token. An engine that was not told may compute the prompt itself, and draw a token of
-its own."""
+"""Baton's own key among the transfer fields of P's answer. True: an engine has asked for this hold, as it has an early
+leg, and was told of it and of P's token. False: none was. An engine that was not told may compute the prompt itself, and
+draw a token of its own. Engines of earlier versions tell, and do not say so."""
 
 CACHED_ONLY = "baton_cached_only"
 """Baton's own key among the transfer fields, true on a *source leg*. The engine then holds as much of the prompt as its
@@ -205,8 +205,8 @@ class TransferFields:
 
     @property
     def told_early(self) -> bool:
-        """Whether the engine of an early leg was told of this hold (`TOLD_EARLY`)."""
-        return self.fields.get(TOLD_EARLY) is True
+        """Whether the engine of an early leg was told of this hold (`TOLD_EARLY`), as far as P says."""
+        return self.fields.get(TOLD_EARLY) is not False
 
     @property
     def is_from_cache(self) -> bool:

@@ -175,8 +175,7 @@ class Replies:
                 cached_tokens=hold.local_tokens,
                 from_cache=asks_a_source(answer.asked.transfer),
             )
-            if answer.parts[0].told_early:
-                transfer[TOLD_EARLY] = True
+            transfer[TOLD_EARLY] = answer.parts[0].told_early
         choices = [part.choice for part in answer.parts]
         answer.exchange.respond(200, whole(answer.head, choices, self._usage(answer), transfer, self._timing(answer)))
 

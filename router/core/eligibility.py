@@ -103,8 +103,11 @@ def single_token(path: str, body: Body) -> bool:
 
 
 def drawn_by_lot(body: Body) -> bool:
-    """Whether the answer is sampled without a seed. vLLM's default temperature is the model's, mostly above 0."""
-    return body.get("temperature") != 0 and not isinstance(body.get("seed"), int)
+    """Whether the answer is sampled without a seed. vLLM's default temperature is the model's, mostly above 0; its seed
+    -1 is none.
+    """
+    seed = body.get("seed")
+    return body.get("temperature") != 0 and (not isinstance(seed, int) or seed == -1)
 
 
 def is_on(fields: Mapping[str, Any], name: str) -> bool:
@@ -361,7 +364,7 @@ RULES: tuple[Rule, ...] = (
          "answer, or P makes the stream; where P's token is drawn by lot, or not known to be the first, D answers",
          _never),
     # seeded, but never resumed
-    Rule("temperature, seed", "temperature not 0 and no seed", _S, False,
+    Rule("temperature, seed", "temperature not 0 and no seed (or -1)", _S, False,
          "drawn by lot: a second answer would be another one", _drawn_by_lot),
     # seeded and resumable: nothing to forbid, listed because a live test stands behind each
     Rule("stop", "given", _S, True, "P and D look for the same strings", _never),

@@ -343,9 +343,10 @@ class Scheduler:
 
     def found_none(self, context: SchedulingContext) -> Calls:
         """The request waits (`journey.AwaitFleet`): if it was called, the call passes to another request."""
-        may_begin = self._may_begin()
-        if self.admission is not None and self.wakeup_s is None:
-            self.wakeup_s = self._now + LOOK_S
+        may_begin, soon_s = self._may_begin(), self._now + LOOK_S
+        # One that may begin and found no room is not waiting for the prompt at which an earlier look was set.
+        if self.admission is not None and (self.wakeup_s is None or (may_begin and self.wakeup_s > soon_s)):
+            self.wakeup_s = soon_s
         if not may_begin:
             self.line.rests(context)
             return ()

@@ -83,8 +83,7 @@ def plays(lots: Lots, engine: FakeEngine) -> None:
             choice["finish_reason"] = "abort"
         else:
             notice = lots.notice(body["kv_transfer_params"][TRANSFER])
-            if lots.waits and not lots.deaf:
-                answer["kv_transfer_params"][TOLD_EARLY] = True
+            answer["kv_transfer_params"][TOLD_EARLY] = lots.waits and not lots.deaf
             notice.set_result(token)
         return web.json_response(answer)
 
@@ -161,13 +160,15 @@ async def started(start: Starter, *, pins: bool, **settings: Any) -> tuple[Fleet
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("pins", [False, True], ids=["unpinned", "pinned"])
 @pytest.mark.parametrize(
-    "settings", [{}, {"early": True}, {"seeding": False}], ids=["late leg", "early leg", "no seeds"]
+    ("settings", "seed"),
+    [({}, {}), ({"early": True}, {}), ({"seeding": False}, {}), ({}, {"seed": -1})],
+    ids=["late leg", "early leg", "no seeds", "seed -1"],
 )
 async def test_each_first_token_has_its_own_chance(
-    start: Starter, stream: bool, pins: bool, settings: dict[str, Any]
+    start: Starter, stream: bool, pins: bool, settings: dict[str, Any], seed: dict[str, Any]
 ) -> None:
     fleet, lots = await started(start, pins=pins, **settings)
-    begun = await measured(fleet, lots, {**SAMPLED, "stream": stream})
+    begun = await measured(fleet, lots, {**SAMPLED, **seed, "stream": stream})
     assert begun == dict.fromkeys(TOKENS, 4)
     assert any(leg["kv_transfer_params"] for leg in fleet.engines["decode-0"].generated), "answers were handed over"
     await eventually(lambda: fleet.held == 0, "no hold is left")

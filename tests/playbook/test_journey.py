@@ -382,14 +382,16 @@ DRAWN = PrefillAnswered("length", HOLD, pinned=7)
 """P's token was drawn by lot, and the client may not have it yet."""
 
 
-TOLD_HOLD = TransferFields({**HOLD.fields, TOLD_EARLY: True})
+TOLD_HOLD, UNTOLD_HOLD = (TransferFields({**HOLD.fields, TOLD_EARLY: told}) for told in (True, False))
 
 
 def test_an_early_leg_that_may_not_know_of_a_draw_is_replaced_by_one_that_is_told() -> None:
     """Its D may have computed the prompt itself. A draw of D's own would not be noticed: the client has no token."""
     told = PrefillAnswered("length", TOLD_HOLD, pinned=7)
     play(early(), [(told, [UseEarly(TOLD_HOLD)]), (Lost("reset"), [Choose(frozenset({D}), hand_over=True)])])
-    play(early(), [(DRAWN, [CloseEarly(), SendDecode(D, HOLD, 7)]), (Opened(), [Relay()])])
+    untold = PrefillAnswered("length", UNTOLD_HOLD, pinned=7)
+    play(early(), [(untold, [CloseEarly(), SendDecode(D, UNTOLD_HOLD, 7)]), (Opened(), [Relay()])])
+    play(early(), [(DRAWN, [UseEarly(HOLD)])])  # engines of earlier versions tell, and do not say so
     play(early(), [(SEEDING, [SendSeed(), UseEarly(HOLD)])])
 
 

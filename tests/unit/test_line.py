@@ -94,3 +94,37 @@ def test_an_aged_request_that_finds_no_lane_passes_its_call_on() -> None:
         waiting.enter("old", old)  # it asks, and finds no lane
         assert waiting.found_none("old") == ("young",)
         assert waiting.found_none("young") == ()
+
+
+def sized(tokens: int, ttft_ms: float = 0.0) -> Wanted:
+    return Wanted(model="x", hand_over=True, prompt_tokens=tokens, ttft_ms=ttft_ms)
+
+
+def test_a_request_with_a_target_for_its_first_token_hides_none_without() -> None:
+    """It may wait for an instance that prefills, while the other one needs a place only."""
+    waiting = FlowControlQueue()
+    waiting.enter("interactive", sized(500, 2000.0))
+    waiting.enter("batch", sized(500))
+    assert waiting.call_first() == ("interactive",)
+    assert waiting.found_none("interactive") == ("batch",)
+
+
+def test_a_request_that_goes_by_another_target_is_queued_by_that() -> None:
+    waiting = FlowControlQueue()
+    waiting.enter("a", sized(500, 2000.0))
+    waiting.enter("b", sized(500, 5000.0))
+    assert waiting.patient == 0
+    waiting.enter("a", sized(500, 9000.0))
+    assert waiting.call_first() == ("b",)
+    waiting.enter("a", sized(500))
+    assert waiting.patient == 1
+
+
+def test_a_place_for_which_small_requests_wait_costs_one_question() -> None:
+    waiting = FlowControlQueue()
+    for tokens in (8000, 100, 500, 1000, 3000):
+        waiting.enter(tokens, sized(tokens))
+    waiting.enter("large", sized(450_000))
+    assert waiting.call_first() == (8000,)
+    assert waiting.found_none(8000) == ("large",)
+    assert waiting.found_none("large") == ()

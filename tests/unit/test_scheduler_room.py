@@ -186,6 +186,7 @@ def test_a_request_that_waits_for_steps_to_get_faster_is_asked_again_without_any
     here.finish(long, 8.6, 1)
     waits = SchedulingContext(replace(FORETOLD, arrived=8.7), promise)
     assert here.choose(waits, ASK, 8.7)[0].wait
+    here.wakeup_s = 39.0  # set for a prompt that has been given up since
     assert here.found_none(waits) == ()
     now, asked = 8.7, 0
     while waits.decode is None:

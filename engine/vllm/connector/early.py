@@ -132,8 +132,7 @@ class EarlyHandoffs:
         ready = Ready(name, fields, int(tokens[0]) if len(tokens) == 1 else None, cached)
         note = encode(ready)
         told = [self._channel.tell(caller, note) for caller in self._callers.filled(request.request_id, ready)]
-        if any(told):
-            fields[TOLD_EARLY] = True
+        fields[TOLD_EARLY] = any(told)
         self._filled_at = time.monotonic()
         return heard
 

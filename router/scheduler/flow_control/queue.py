@@ -32,6 +32,10 @@ FAIR_MS: Final = 2000.0
 """How far a tenant may be ahead of the tenant that got least, in milliseconds of work over its share, before its
 deadlines stop to count: short bursts do not break the order of deadlines."""
 
+SMALL_OCTAVE: Final = 13
+"""Requests that need less memory than 2**13 tokens, prompt and answer together, are alike: an engine's KV cache holds
+tens of thousands at least."""
+
 RATE_S: Final = 2.0
 """The time over which the fleet's rate of taking work is averaged."""
 
@@ -53,10 +57,16 @@ class _Waiter:
     """`Wanted.whose`."""
     within: float = 1.0
     """`Promise.lengths_within`."""
-    promised: bool = False
+    ttft_ms: float = 0.0
+    """`Wanted.ttft_ms`."""
     late: bool = False
     """Whether it goes behind those that can be in time; its request may be late although it does not (`age`)."""
     aged_at: float = math.inf
+
+    @property
+    def promised(self) -> bool:
+        """Whether its first token has a target."""
+        return self.ttft_ms > 0
 
     @property
     def key(self) -> tuple[float, int]:
@@ -116,14 +126,15 @@ class FlowControlQueue:
         known = self._entries.get(request)
         kind = _kind(wanted)
         # An aged request is late, and its entry is not: it keeps its place, and passes on the call that found it none.
-        if known is not None and known.kind == kind and known.late <= wanted.late:
+        alike = known is not None and known.kind == kind and known.ttft_ms == wanted.ttft_ms
+        if alike and known is not None and known.late <= wanted.late:
             return
         number = known.number if known is not None else self._next()
         self._remove(request)
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
         entry = _Waiter(request, kind, wanted.tenant, due, work_ms, number, wanted.prompt_tokens, wanted.whose)
-        entry.promised = bool(wanted.ttft_ms)
+        entry.ttft_ms = wanted.ttft_ms
         entry.within = wanted.lengths_within
         if entry.promised:
             entry.aged_at = wanted.arrived + max(AGING_S_MIN, AGING * target_s)
@@ -308,7 +319,9 @@ class FlowControlQueue:
 
 
 def _kind(wanted: Wanted) -> Hashable:
-    """The kind of a request. One that needs much more memory is of another kind: an instance that lacks it may have
-    enough for others.
+    """The kind of a request: of one kind only the first is asked at a time. A request with a target for its first token
+    waits for more than others do. One that needs much more memory is of another kind: an instance that lacks it may
+    have enough for others. Small needs are alike, since each further kind costs a choice whenever a place becomes free.
     """
-    return (wanted.kind, (wanted.prompt_tokens + int(wanted.output_tokens)).bit_length(), wanted.late)
+    octave = max(SMALL_OCTAVE, (wanted.prompt_tokens + int(wanted.output_tokens)).bit_length())
+    return (wanted.kind, bool(wanted.ttft_ms), octave, wanted.late)
