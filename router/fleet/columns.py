@@ -343,8 +343,11 @@ class InstanceView:
         self._set_ready()
 
     def _set_ready(self) -> None:
-        if self._columns.ready[self.row] != self.ready:
-            self._columns.ready[self.row] = self.ready
+        ready = self.ready
+        if self._columns.ready[self.row] != ready:
+            if ready:  # with fewer legs than the others have had by now, it would get every request
+                self.sent = max(self._sent, self._columns.least_sent(self.instance.role))
+            self._columns.ready[self.row] = ready
             self._columns.changed()
 
     @property
@@ -402,8 +405,8 @@ class InstanceView:
 
     @property
     def sent(self) -> int:
-        """All legs ever sent to the instance, and those that others had before it came: breaks ties, so that equal
-        instances take turns.
+        """All legs ever sent to the instance, and those that others of its role were sent while it was not ready:
+        breaks ties, so that equal instances take turns.
         """
         return self._sent
 

@@ -97,8 +97,7 @@ class FleetView:
         known = self._instances.get(instance.id)
         columns = self._fleet.columns
         if known is None:
-            # It takes turns with the others from now on: with fewer legs than they have, it would get every request.
-            self._fleet.put(InstanceView(instance, columns, sent=columns.least_sent(instance.role)))
+            self._fleet.put(InstanceView(instance, columns))
         elif replace(known.instance, role=instance.role) == instance:
             if known.instance.role is not instance.role:
                 known.turn(instance)  # its legs run on, its cache stays, and its speed is the same

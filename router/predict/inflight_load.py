@@ -315,6 +315,8 @@ class InflightLoad:
         at.peers_prompts += booking.number == OF_A_PEER
         at.outlive(now)
         at.stalled += stall_ms
+        at.limits.prompts += 1
+        booking.nth_prompt = at.limits.prompts
         self._rebase(now)
         at.recent += stall_ms * (0.001 / DUTY_S) / self.faded(now)
         self._mirror.changed(row)
@@ -364,6 +366,7 @@ class InflightLoad:
             began_s = max(began_s, booking.begins_s)
         left_ms = booking.stall_ms * (1.0 - min(1.0, max(0.0, (now - began_s) * 1000.0 / ms)))
         at.outlive(now)
+        at.limits.take_back(booking.nth_prompt, left_ms)
         at.stalled -= left_ms
         faded = math.exp((booking.placed_s - self._base_s) / DUTY_S)
         at.recent = max(0.0, at.recent - left_ms * (0.001 / DUTY_S) * faded)

@@ -18,9 +18,9 @@ class InflightRequest:
 
     __slots__ = (
         "began_tpot_ms", "begins_s", "cached_tokens", "chunks", "context", "decode_life", "decode_row",
-        "first_margin", "first_s", "limits", "margin", "mean_tokens", "middle_tokens", "number", "opened_s",
-        "pause_ms", "placed_s", "plain_ms", "prefill_life", "prefill_ms", "prefill_row", "prompt_tokens", "pull",
-        "seeded", "sent_s", "short_tokens", "stall_ms", "tpot_ms", "tried", "ttft_ms", "variance",
+        "first_margin", "first_s", "limits", "margin", "mean_tokens", "middle_tokens", "nth_prompt", "number",
+        "opened_s", "pause_ms", "placed_s", "plain_ms", "prefill_life", "prefill_ms", "prefill_row", "prompt_tokens",
+        "pull", "seeded", "sent_s", "short_tokens", "stall_ms", "tpot_ms", "tried", "ttft_ms", "variance",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,8 @@ class InflightRequest:
         """The time at which its prompt was placed, in seconds."""
         self.stall_ms = 0.0
         """For how long its prompt was predicted to keep answers there waiting."""
+        self.nth_prompt = 0
+        """The number of prompts placed there up to its own (`StallLimits.prompts`)."""
         self.cached_tokens = 0
         """The expected number of cached prompt tokens at the prefill instance."""
         self.chunks: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ had to wait for is a difference of two readings.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 SHORT_ONES: Final = 0.3
@@ -32,11 +32,17 @@ class LengthLimit:
     twice the length.
     """
 
-    __slots__ = ("among", "from_ms", "over", "pause_ms", "tokens", "tpot_ms", "until_ms")
+    __slots__ = ("among", "at", "from_ms", "over", "pause_ms", "prompts", "tokens", "tpot_ms", "until_ms")
 
-    def __init__(self, among: list[float], tokens: float, from_ms: float, tpot_ms: float, pause_ms: float) -> None:
+    def __init__(
+        self, at: StallLimits, among: list[float], tokens: float, from_ms: float, tpot_ms: float, pause_ms: float
+    ) -> None:
+        self.at = at
+        """The limits of the same instance."""
         self.among = among
-        """All limits of this kind at the instance, sorted."""
+        """All limits of this kind there, sorted."""
+        self.prompts = at.prompts
+        """The number of prompts placed there before the answer began: `from_ms` includes their stalls."""
         self.tokens = tokens
         self.from_ms = from_ms
         """`stalled_ms` when the answer began."""
@@ -55,11 +61,18 @@ class LengthLimit:
         self.until_ms = self.from_ms + max(0.0, spare_ms)
         insort(self.among, self.until_ms)
 
+    def lower(self, ms: float) -> None:
+        """The instance's clock is set back by `ms` that had passed on it when the answer began."""
+        del self.among[bisect_left(self.among, self.until_ms)]
+        self.from_ms -= ms
+        self.until_ms -= ms
+        insort(self.among, self.until_ms)
+
 
 class StallLimits:
     """The limits of one instance's answers."""
 
-    __slots__ = ("_numbered", "by_length", "outlived")
+    __slots__ = ("_numbered", "by_length", "living", "outlived", "prompts")
 
     def __init__(self) -> None:
         self.by_length: Final[tuple[list[float], list[float]]] = ([], [])
@@ -67,6 +80,10 @@ class StallLimits:
         self.outlived: Final[list[tuple[float, int, LengthLimit]]] = []
         """A heap of limits by the time at which their answer will be longer than `LengthLimit.tokens`, on a clock that
         stands while prompts keep answers waiting (`RowLoad.progress`); the number tells equal times apart."""
+        self.living: Final[dict[LengthLimit, None]] = {}
+        """All limits that are not over, in the order in which they began."""
+        self.prompts = 0
+        """The number of prompts ever placed at the instance."""
         self._numbered = 0
 
     def begin(
@@ -81,10 +98,11 @@ class StallLimits:
             tpot_ms: the answer's target.
             pause_ms: its expected pause after the first token.
         """
-        short = LengthLimit(self.by_length[0], lengths[0], stalled_ms, tpot_ms, pause_ms)
-        middle = LengthLimit(self.by_length[1], lengths[1], stalled_ms, tpot_ms, pause_ms)
+        short = LengthLimit(self, self.by_length[0], lengths[0], stalled_ms, tpot_ms, pause_ms)
+        middle = LengthLimit(self, self.by_length[1], lengths[1], stalled_ms, tpot_ms, pause_ms)
         short.place(step_ms)
         middle.place(step_ms)
+        self.living[short] = self.living[middle] = None
         return short, middle
 
     def expect_longer(self, limit: LengthLimit, progress: float, tokens: float, step_ms: float) -> None:
@@ -106,6 +124,24 @@ class StallLimits:
             limit.tokens = 2.0 * more
             limit.place(step_ms)
             self.expect_longer(limit, when, more, step_ms)
+
+    def take_back(self, prompts: int, ms: float) -> None:
+        """A prompt will not be computed: `ms` of its stall are taken from the instance's clock. The answers that began
+        after it was placed began at a clock that was ahead by them.
+
+        Args:
+            prompts: the value of `prompts` once it was placed.
+            ms: what it does not keep answers waiting for.
+        """
+        for limit in self.living:
+            if limit.prompts >= prompts:
+                limit.lower(ms)
+        self.outlived[:] = [
+            (when + ms if limit.prompts >= prompts else when, number, limit)
+            for when, number, limit in self.outlived
+            if not limit.over
+        ]
+        heapify(self.outlived)
 
     def pushed_over(
         self, ms: float, stalled_ms: float, step_ms: float, waits: float, lengths: tuple[float, float]
@@ -132,6 +168,7 @@ def end(limits: tuple[LengthLimit, ...]) -> None:
     """Remove these limits from their lists: they are not needed any more."""
     for limit in limits:
         del limit.among[bisect_left(limit.among, limit.until_ms)]
+        del limit.at.living[limit]
         limit.over = True
 
 

@@ -260,6 +260,44 @@ def test_a_prompt_that_is_dropped_behind_others_has_not_begun() -> None:
     assert here.rows[0].stalled == pytest.approx(1050.0), "it began early, as the one before it ended early"
 
 
+def harm_after(*, dropped: bool) -> list[float]:
+    """The harm of prompts of several lengths to answers that were opened, or promised a place, while two prompts waited
+    behind a third (`dropped`: they were there, and were given up before they began).
+    """
+    here, first, two, three = inflight(), booking(), booking(), booking()
+    here.prompt_placed(first, 0, 5000.0, 100.0, 1.0)
+    times = iter((1.1, 1.2, 1.3, 1.4, 1.5, 1.6))
+
+    def answers() -> None:
+        now = next(times)
+        here.answer_placed(booking(tpot=10.0), 0, now)
+        here.answer_placed(opened := booking(tpot=12.0), 0, now)
+        here.opened(opened, now)
+
+    answers()
+    if dropped:
+        here.prompt_placed(two, 0, 1000.0, 800.0, 1.15)
+    answers()
+    if dropped:
+        here.prompt_placed(three, 0, 600.0, 500.0, 1.25)
+    answers()
+    if dropped:
+        here.prompt_over(two, 1.35, done=False)
+    answers()
+    if dropped:
+        here.prompt_over(three, 1.45, done=False)
+    answers()
+    here.prompt_over(first, 1.5, done=True)
+    lengths_ms = (20.0, 100.0, 200.0, 400.0, 2000.0)
+    return [here.harmed(0, ms, 50.0, 50.0, now) for now in (1.5, 1.7, 1.9, 2.1) for ms in lengths_ms]
+
+
+def test_answers_that_opened_before_a_prompt_was_dropped_have_no_more_time_than_without_it() -> None:
+    """Their limits began at a clock that was ahead by the prompt's whole stall, and then the clock was set back."""
+    assert harm_after(dropped=True) == pytest.approx(harm_after(dropped=False))
+    assert max(harm_after(dropped=False)) > 1.0
+
+
 @pytest.mark.parametrize("presumed", [True, False])
 def test_a_prompt_that_counts_as_computed_has_taken_its_time(presumed: bool) -> None:
     here, one = inflight(), booking()

@@ -1,5 +1,7 @@
 """The policy `least_load`: which instances it chooses, which it never chooses, and its `because`."""
 
+import pytest
+
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.core.values import Reported, Wanted
@@ -243,6 +245,54 @@ def test_a_new_instance_takes_turns_with_those_that_have_served_for_long() -> No
             view.leg_ended(name)
         taken += [prefill, decode]
     assert {name: taken.count(name) for name in set(taken)} == dict.fromkeys(("p0", "p1", "p2", "d0", "d1", "d2"), 3)
+
+
+def legs(view: FleetView, name: str, count: int) -> None:
+    for _ in range(count):
+        view.leg_started(InstanceId(name))
+        view.leg_ended(InstanceId(name))
+
+
+def answered_by(view: FleetView, requests: int) -> dict[str, int]:
+    """How many of these requests, one after another, each decode instance gets."""
+    taken: list[str] = []
+    for _ in range(requests):
+        _, decode = choose(view, hand_over=False)
+        assert decode is not None
+        legs(view, decode, 1)
+        taken.append(decode)
+    return {name: taken.count(name) for name in sorted(set(taken))}
+
+
+@pytest.mark.parametrize("before", ["starting", "started anew", "draining", "quarantined", "down"])
+def test_an_instance_that_gets_ready_takes_turns_with_those_that_served_meanwhile(before: str) -> None:
+    """An engine loads for minutes after it is first heard of, and the others are sent thousands of legs meanwhile."""
+    view, late = FleetView(), InstanceId("c")
+    others = (reported("a", Role.DECODE), reported("b", Role.DECODE))
+    epoch = 2 if before == "started anew" else 1
+    if before != "starting":
+        view.fold((*others, reported("c", Role.DECODE)))
+    if before in {"starting", "started anew", "draining"}:
+        state = "draining" if before == "draining" else "starting"
+        view.fold((*others, reported("c", Role.DECODE, epoch=epoch, state=state)))
+    elif before == "quarantined":
+        view.set_aside({late: "looked at"})
+    else:
+        view.unreachable(late)
+    legs(view, "a", 1000)
+    legs(view, "b", 1000)
+    view.set_aside({})
+    view.fold((*others, reported("c", Role.DECODE, epoch=epoch)))
+    view.seen(late, None, None)
+    assert answered_by(view, 9) == {"a": 3, "b": 3, "c": 3}
+
+
+def test_an_instance_that_was_sent_more_than_the_others_keeps_its_count() -> None:
+    view = fleet(("a", Role.DECODE), ("b", Role.DECODE))
+    legs(view, "a", 5)
+    view.unreachable(InstanceId("a"))
+    view.seen(InstanceId("a"), None, None)
+    assert answered_by(view, 5) == {"b": 5}
 
 
 def test_a_pair_that_does_not_work_is_not_chosen_and_both_its_instances_are() -> None:
