@@ -22,6 +22,7 @@ from baton.signals import stopping_signals
 from baton.state import Running, log_folder, record_file, save
 from cluster.errors import BatonError
 from cluster.ids import InstanceId, engine_of
+from cluster.instance import Role
 
 DRAIN_S = 45.0
 """Least time after Ctrl-C for programs to end by themselves; then they are killed."""
@@ -47,9 +48,11 @@ class Elsewhere:
     """The words of the `baton controller` command, up to the registry's flags."""
     vllm_args: tuple[str, ...]
     count: int
-    """Instances at the start."""
+    """Instances that there are at least, once the fleet serves: an earlier run may have left pools below `start`."""
     model: str
     """A model's name in the API, for the example of use."""
+    roles: frozenset[Role] = frozenset()
+    """Roles of the pools that always have an instance."""
 
     def argv(self, registry: list[str]) -> list[str]:
         """The controller's command. `registry`: flags by which it finds the registry."""
@@ -260,7 +263,13 @@ class LocalFleet:
             own = {each.name for each in self.members}  # an engine may leave meanwhile
             return sum(name in own for name in up) >= self.members.ranks
         coming = {engine_of(InstanceId(each["id"])) for each in seen if each["state"] != "up"}
-        return len({*up} - coming) >= self.elsewhere.count
+        roles = {Role(each["role"]) for each in seen if each["state"] == "up"}
+        legs = all(
+            any(role.prefills and wanted.prefills for role in roles)
+            or any(role.decodes and wanted.decodes for role in roles)
+            for wanted in self.elsewhere.roles
+        )
+        return legs and len({*up} - coming) >= self.elsewhere.count
 
     def _announce(self, model: str) -> None:
         router = self.router

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +73,8 @@ class Members:
         self._found: dict[str, LocalMember] = {}
         self._registry = registry
         self._board = board
+        self._ended: dict[str, deque[str]] = {}
+        """By pool, engines that were started later and have ended, the oldest first: those whose logs are kept."""
         self._started = asyncio.Event()
         """Set when an engine has become ready since the last introduction."""
 
@@ -96,8 +99,17 @@ class Members:
         """Remove an engine that has ended. Of engines that were started later, only the last ones' logs are kept."""
         if self._found.get(member.name) is member:
             del self._found[member.name]
-            if member.later and not member.failed:
-                _remove_logs(member.pool, {*self._found})
+            if member.later and re.fullmatch(rf"{re.escape(member.pool)}-[0-9a-f]{{8,}}-[0-9]+", member.name):
+                self._forget(member)
+
+    def _forget(self, member: LocalMember) -> None:
+        """Note an engine with a name of its own (`goodput/changes.py`) as ended, and remove the logs of earlier ones.
+        Logs of other commands stay: all clusters have one log folder, and their engines may run.
+        """
+        ended = self._ended.setdefault(member.pool, deque())
+        ended.append(member.name)
+        while not member.failed and len(ended) > LOGS_KEPT:
+            _remove_logs(ended.popleft())
 
     @property
     def ports(self) -> set[int]:
@@ -175,24 +187,10 @@ def _cut_off(member: LocalMember) -> None:
         member.program.close()
 
 
-def _remove_logs(pool: str, running: set[str]) -> None:
-    """Remove the logs of a pool's engines that were started later and have ended, but for the last `LOGS_KEPT`. Such
-    engines are known by their names (`goodput/changes.py`).
-    """
-    later = re.compile(rf"({re.escape(pool)}-[0-9a-f]{{8,}}-[0-9]+)(\.agent)?\.log(\.1)?")
-    logs: dict[str, list[Path]] = {}
-    written: dict[str, float] = {}
-    for path in log_folder().glob("*.log*"):
-        named = later.fullmatch(path.name)
-        if named is None or named[1] in running:
-            continue
+def _remove_logs(name: str) -> None:
+    for ending in (".log", ".log.1", ".agent.log", ".agent.log.1"):
         with contextlib.suppress(OSError):
-            written[named[1]] = max(written.get(named[1], 0.0), path.stat().st_mtime)
-            logs.setdefault(named[1], []).append(path)
-    for name in sorted(written, key=written.__getitem__, reverse=True)[LOGS_KEPT:]:
-        for path in logs[name]:
-            with contextlib.suppress(OSError):
-                path.unlink()
+            (log_folder() / f"{name}{ending}").unlink()
 
 
 def pool_of(name: str) -> str:

@@ -342,7 +342,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     else:
         model, served_name = (_folder_or_name(args.model), args.served_model_name) if args.model else _tiny(args)
     instance, ticket_keys = InstanceId(args.name or f"{role}-0"), named_file(args, environ)
-    _check_announced(args)
+    _warn_unreachable(args)
     port = _port(args.host, args.port, "--port")
     check_instance_keys(ticket_keys, instance)
     device: Device = "gpu" if gpus or mocked else hardware.device
@@ -393,12 +393,8 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     )
 
 
-def _check_announced(args: argparse.Namespace) -> None:
-    """Check that the registry's other machines get addresses that they can connect to.
-
-    Raises:
-        UsageError: a wildcard address, and the registry is on another machine.
-    """
+def _warn_unreachable(args: argparse.Namespace) -> None:
+    """Say which addresses mean nothing on another machine, if the registry is on one: its readers may be there, too."""
     place = None
     with contextlib.suppress(ValueError):  # `open_registry` reports it
         place = urlsplit(args.registry or "").hostname
@@ -406,10 +402,9 @@ def _check_announced(args: argparse.Namespace) -> None:
         return
     for flag, host in (("--host", args.host), ("--agent-host", args.agent_host)):
         if host in WILDCARDS:
-            raise UsageError(
-                f"{flag} {host or repr(host)}: this is every address of this machine, and programs that read the "
-                f"registry at {place} need one to connect to; give {flag} the address under which they reach this "
-                "machine"
+            say(
+                f"baton: {flag} {host or repr(host)}: this is every address of this machine, announced as 127.0.0.1; "
+                f"routers on other machines cannot reach it: give {flag} the address under which they do"
             )
 
 

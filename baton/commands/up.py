@@ -168,8 +168,15 @@ def _elsewhere(args: argparse.Namespace, spec: Spec | None, front: LocalRouter) 
     words += ["--no-scale"] if args.no_scale else []
     if front.ticket_keys_file is not None:
         words += ["--ticket-keys-file", front.ticket_keys_file]
-    count = sum(pool.at_start for _, _, pool in stems(spec).values())
-    return Elsewhere(words=tuple(words), vllm_args=tuple(args.vllm_args), count=count, model=spec.models[0].api_name)
+    pools = [(role, pool) for _, role, pool in stems(spec).values()]
+    least = sum(min(pool.min, pool.at_start) for _, pool in pools)
+    return Elsewhere(
+        words=tuple(words),
+        vllm_args=tuple(args.vllm_args),
+        count=max(least, min(1, sum(pool.at_start for _, pool in pools))),
+        model=spec.models[0].api_name,
+        roles=frozenset(role for role, pool in pools if min(pool.min, pool.at_start)),
+    )
 
 
 def _drain_s(plan: ScalingPlan | None) -> float | None:

@@ -12,10 +12,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Final, Protocol
 
 from cluster.ids import InstanceId
@@ -26,6 +26,7 @@ from cluster.telemetry import tracing
 from goodput.actions import Action, Start
 from goodput.actuate.engines import by_engine
 from goodput.actuate.existing import ExistingFleet as Existing
+from goodput.actuate.existing import InstanceLife
 from goodput.actuate.journal import Journal
 from goodput.actuate.lease import ACTION_S, LeaderClaim
 from goodput.actuate.protocol import Actuator, Unobservable, carry_out
@@ -55,6 +56,9 @@ LOOK_S: Final = 1.0
 
 DECISIONS_KEPT: Final = 200
 """Newest decisions that `GET /scaling` shows; the log has all of them."""
+
+ENDING: Final = frozenset({InstanceLife.FAILED, InstanceLife.LEAVING})
+"""Instances that a fleet does not have for long."""
 
 
 class FleetController(Protocol):
@@ -144,6 +148,8 @@ class Scaler:
         self._at_start = dict(at_start or {})
         self._lacking: list[str] | None = None
         """Pools to bring up; None: not known yet."""
+        self._held_said = False
+        """Whether people know that a pause keeps `_lacking` from being started."""
         self._nudge: Final = asyncio.Event()
         self._turn: Final = asyncio.Lock()
         self._tracing: Final = tracing("baton-controller")
@@ -217,28 +223,40 @@ class Scaler:
 
     async def _bring_up(self, existing: Existing) -> bool:
         """Start the instances that a fleet begins with, in pools without any when this controller begins to lead. The
-        other pools have been sized before, and are not brought back to that size.
+        other pools have been sized before, and are not brought back to that size. Instances that have failed or leave
+        count for nothing, but keep their names. A pause holds a fleet that exists, not one that begins.
 
         Returns:
             Whether a pool had none; if not, the machine decides at this very look.
         """
         there: dict[str, set[str]] = {}
+        staying = Counter(each.pool for each in existing.instances if each.life not in ENDING)
         for each in existing.instances:
             there.setdefault(each.pool, set()).add(str(each.instance))
         if self._lacking is None:
-            self._lacking = [pool for pool in self._at_start if pool not in there]
-        if self._lacking and self.paused:
+            self._lacking = [pool for pool in self._at_start if not staying[pool]]
+        if self._lacking and self.paused and there:
+            self._say_held(self._lacking)
             return True
         for pool in self._lacking:
-            names, count = there.get(pool, set()), self._at_start[pool]
-            free = (name for number in range(count) if (name := f"{pool}-{number}") not in names)
-            for name in islice(free, max(0, count - len(names))):
+            names = there.get(pool, set())
+            free = (name for number in count() if (name := f"{pool}-{number}") not in names)
+            for name in islice(free, max(0, self._at_start[pool] - staying[pool])):
                 because = await self._act(Start(instance=InstanceId(name), pool=pool, because="the fleet begins"))
                 if because:
                     self._say(f"{name} cannot be started: {because}")
                     return True  # the next look tries again
         self._at_start.clear()
         return bool(self._lacking)
+
+    def _say_held(self, pools: list[str]) -> None:
+        """Say, once, which pools a pause keeps from being started."""
+        if not self._held_said:
+            self._held_said = True
+            self._say(
+                f"scaling is paused, so pools without an instance ({', '.join(pools)}) are not started: "
+                "`baton scale --resume` starts them"
+            )
 
     async def _hear(self) -> bool:
         """Read the registry. Returns whether it could be read."""

@@ -113,9 +113,9 @@ def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
     assert resource.spec is not None
     words = ["baton", "router", "--config", f"{FILES}/baton.yaml", "--host", "0.0.0.0"]  # noqa: S104 - a pod's own
     words += ["--port", str(ROUTER_PORT), "--admin-host", "$(POD_IP)", "--admin-port", str(ADMIN_PORT), "--json"]
-    if resource.spec.router.admin_key_file is not None:  # the flag replaces the file's setting, and may be given twice
-        words += ["--admin-key-file", f"{FILES}/{resource.spec.router.admin_key_file.removeprefix('./')}"]
     words += ["--admin-key-file", f"{INTERNAL}/operator-key-digest"]
+    if resource.spec.router.admin_key_file is not None:  # the flag replaces the file's setting; older images: last wins
+        words += ["--admin-key-file", f"{FILES}/{resource.spec.router.admin_key_file.removeprefix('./')}"]
     words += registry_words(resource, "baton-router")
     words += ["--ticket-keys-file", f"{KEYS}/{KEYS_FILE}"]
     _, mounts = volumes(resource, "baton-router")

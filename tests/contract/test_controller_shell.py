@@ -17,6 +17,7 @@ from cluster.instance import Role
 from cluster.registry.membership import Heartbeat, MemberKind, MemberState
 from cluster.registry.memory import MemoryRegistry
 from goodput.actions import Action, Drain, Start
+from goodput.actuate.existing import Existing, InstanceLife
 from goodput.actuate.journal import Journal, lines
 from goodput.actuate.lease import MARGIN_S, LeaderClaim
 from goodput.actuate.protocol import carry_out
@@ -61,7 +62,7 @@ class Rig:
         self.registry = MemoryRegistry(self.clock)
         self.actuator = InMemory()
 
-    def scaler(self, machine: Scripted, journal: Journal | None = None, **more: dict[str, int]) -> Scaler:
+    def scaler(self, machine: Scripted, journal: Journal | None = None, **more: Any) -> Scaler:
         lease = LeaderClaim(self.registry, URL, clock=self.clock)
         fleet = ScaledFleet(model="", pools=POOLS, machine=machine)
         return Scaler(self.registry, lease, self.actuator, (fleet,), journal, clock=self.clock, **more)
@@ -263,16 +264,44 @@ async def test_a_bring_up_that_is_refused_goes_on_at_the_next_look() -> None:
     assert sorted(rig.actuator.started) == ["decode-0", "decode-1", "decode-2", "decode-3", "prefill-0"]
 
 
-async def test_a_paused_controller_brings_nothing_up_until_it_is_resumed() -> None:
+async def test_a_pause_holds_a_fleet_that_exists_and_says_so_once() -> None:
+    rig = Rig()
+    await rig.actuator.start(Start(instance=InstanceId("prefill-0"), pool="prefill"))
+    said: list[str] = []
+    scaler = rig.scaler(Scripted(lambda _: {}), at_start={"prefill": 1, "decode": 2}, say=said.append)
+    await scaler.lease.turn()
+    await scaler.pause(paused=True, who="me")
+    for _ in range(2):
+        await scaler.look()
+    assert rig.actuator.started == ["prefill-0"]
+    (line,) = said
+    assert "decode" in line
+    assert "baton scale --resume" in line
+    await scaler.pause(paused=False, who="me")
+    await scaler.look()
+    assert rig.actuator.started == ["prefill-0", "decode-0", "decode-1"]
+
+
+async def test_a_fleet_that_begins_is_not_held_by_an_earlier_runs_pause() -> None:
     rig = Rig()
     scaler = rig.scaler(Scripted(lambda _: {}), at_start={"decode": 2})
     await scaler.lease.turn()
     await scaler.pause(paused=True, who="me")
     await scaler.look()
-    assert not rig.actuator.started
-    await scaler.pause(paused=False, who="me")
-    await scaler.look()
     assert rig.actuator.started == ["decode-0", "decode-1"]
+
+
+@pytest.mark.parametrize("life", [InstanceLife.FAILED, InstanceLife.LEAVING])
+async def test_instances_that_do_not_stay_keep_their_names_and_no_pool_from_being_brought_up(
+    life: InstanceLife,
+) -> None:
+    rig = Rig()
+    left = InstanceId("decode-0")
+    rig.actuator.there[left] = Existing(instance=left, pool="decode", life=life)
+    scaler = rig.scaler(Scripted(lambda _: {}), at_start={"decode": 2})
+    await scaler.lease.turn()
+    await scaler.look()
+    assert rig.actuator.started == ["decode-1", "decode-2"]
 
 
 # --- what is seen -----------------------------------------------------------------------------------------------------

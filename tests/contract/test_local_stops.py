@@ -20,6 +20,7 @@ from aiohttp import web
 from baton import fleet as fleet_module
 from baton import router_child
 from baton.commands import down
+from baton.commands import up as up_command
 from baton.fleet import Elsewhere, LocalFleet
 from baton.local import Program
 from baton.plan import PlacedEngine, from_counts
@@ -28,6 +29,7 @@ from baton.router_child import LocalRouter
 from baton.state import Running, load
 from cluster.errors import BatonError
 from cluster.instance import Role
+from cluster.spec import parse
 from engine.agent.http import listen
 from engine.vllm.placement import MachineShare
 
@@ -279,3 +281,35 @@ async def test_a_second_ctrl_c_lets_the_controller_end_its_engines(
     monkeypatch.setattr(fleet, "scaled_at", scaled)
     assert await asyncio.wait_for(fleet.run(), 20) == 0
     assert fleet.codes["controller"] == (-9 if hangs else 0)
+
+
+STARTS_FOUR = """
+models:
+  - name: m
+    pools: {prefill: {min: 1, max: 2}, decode: {min: 1, max: 4, start: 4}}
+registry: {url: "redis://127.0.0.1:6379"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("up", "enough"),
+    [
+        ("prefill-0 decode-2", True),  # scaled down by an earlier run
+        ("prefill-0 decode-19a1b2c3d4e-1", True),
+        ("decode-0 decode-1 decode-2", False),
+        ("prefill-0", False),
+        ("", False),
+    ],
+)
+def test_a_fleet_on_ray_serves_at_the_sizes_that_an_earlier_run_left(
+    monkeypatch: pytest.MonkeyPatch, up: str, enough: bool
+) -> None:
+    """Its controller brings no pool back to `start` that has instances, so `baton up` does not wait for that size."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
+    parser = argparse.ArgumentParser()
+    up_command.add_arguments(parser)
+    spec, args = parse(STARTS_FOUR, "f").usable(), parser.parse_args(["f", "--on", "ray"])
+    args.vllm_args = []
+    fleet = _fleet(up_command._elsewhere(args, spec, up_command._front(args, spec)))
+    seen = [{"id": name, "role": name.partition("-")[0], "state": "up"} for name in up.split()]
+    assert fleet._all_up(seen) is enough

@@ -41,18 +41,32 @@ def test_only_the_last_logs_of_later_engines_are_kept(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     members = Members([], Board("chat", quiet=True))
-    for other in OTHERS:
+    foreign = [f"decode-{0x19A1B2C3000 + at:x}-{at}" for at in range(LOGS_KEPT + 5)]
+    for other in (*OTHERS, *foreign):
         _writes(other, 1)
     names = [f"decode-{0x19A1B2C3D4E + at:x}-{at}" for at in range(LOGS_KEPT + 3)]
     for at, name in enumerate(names):
         _writes(name, 2 + at)
-    for name in names[1:3]:
         members.add(_planned(name), "decode", later=True)
-    running, leaving = members
-    leaving.failed = failed
-    members.remove(leaving)
-    kept = {name for name in (*OTHERS, *names) if all(path.exists() for path in _files(name))}
-    gone = {name for name in (*OTHERS, *names) if not any(path.exists() for path in _files(name))}
-    assert gone == (set() if failed else {names[0], leaving.name})
-    assert kept == {*OTHERS, *names} - gone
+    running, *ended = members
+    for leaving in ended:
+        leaving.failed = failed
+        members.remove(leaving)
+    every = (*OTHERS, *foreign, *names)
+    kept = {name for name in every if all(path.exists() for path in _files(name))}
+    gone = {name for name in every if not any(path.exists() for path in _files(name))}
+    assert gone == (set() if failed else {*names[1:3]})
+    assert kept == {*every} - gone
     assert running.name in kept
+
+
+def test_the_logs_of_a_later_engine_with_an_earlier_ones_name_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another cluster may have an engine of that name, too: all clusters have one log folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    members = Members([], Board("chat", quiet=True))
+    for at, name in enumerate(["decode-0", *(f"decode-{0x19A1B2C3D4E + at:x}-{at}" for at in range(LOGS_KEPT))]):
+        _writes(name, at)
+        members.remove(members.add(_planned(name), "decode", later=True))
+    assert all(path.exists() for path in _files("decode-0"))

@@ -189,7 +189,10 @@ def test_a_routers_admin_side_takes_the_users_keys_and_the_operators() -> None:
     parser = argparse.ArgumentParser()
     router.add_arguments(parser)
     words = [re.sub(r"\$\(POD_IP\)", "10.0.0.1", word) for word in container["command"][2:]]
-    assert parser.parse_args(words).admin_key_file == ["/etc/baton/keys/admin", "/run/baton/operator-key-digest"]
+    assert parser.parse_args(words).admin_key_file == ["/run/baton/operator-key-digest", "/etc/baton/keys/admin"]
+    assert words.index("/run/baton/operator-key-digest") < words.index("/etc/baton/keys/admin"), (
+        "a router of an earlier image goes by the last file alone: the user's, as before"
+    )
 
 
 def test_a_new_image_is_a_new_family_of_both_roles() -> None:
