@@ -109,6 +109,8 @@ class Lost(msgspec.Struct, frozen=True):
     """For a prefill leg, its instance; None: the leg that was sent last."""
     drew: bool = False
     """Nothing is wrong with the engine, but its answer begins with another token than the client has."""
+    unpinned: bool = False
+    """Nothing was sent: the engine cannot be told the answer's first token, which the client does not have yet."""
 
 
 def not_sent(by: InstanceId | None = None) -> Lost:
@@ -163,6 +165,9 @@ class Choose(msgspec.Struct, frozen=True):
     holders: tuple[InstanceId, ...] = ()
     """Instances that hold the prompt's blocks, or may do so soon: a new decode instance must be able to pull
     from them."""
+    unbound: bool = False
+    """The drawn first token is given up, as no instance is left that begins with it: any engine may answer, with a draw
+    of its own."""
 
 
 class AwaitFleet(msgspec.Struct, frozen=True):

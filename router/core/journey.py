@@ -14,7 +14,8 @@ The guarantees:
   (`router.core.eligibility`), else the stream ends with an error event;
 - where it is exact and D can be told its first token, the client gets P's token before the hand-over begins (a *seed*);
 - no draw is dropped for what it shows, or sampled answers would have another distribution than one engine's: if D can
-  be told P's token, D begins with it, also where the client may not have it yet; else P's token does not matter;
+  be told P's token, D begins with it, also where the client may not have it yet; else P's token does not matter. It is
+  given up only where no instance is left that can begin with it, and the client does not have it;
 - where `router.core.early_leg` allows it, the decode leg is sent before P has answered (an *early leg*). It holds no
   blocks at D. If P's leg fails, the early leg is closed, and the request goes on as if it had not been sent;
 - if a P stays silent for its turn, a second leg is sent to another P, if there is another. The first answer is used;
@@ -27,6 +28,8 @@ from __future__ import annotations
 
 import math
 from typing import Final
+
+import msgspec
 
 from cluster.errors import ApiError, deadline_passed, no_instance, shed, upstream_failed
 from cluster.ids import InstanceId
@@ -161,7 +164,7 @@ class Journey:
         "aborted", "arrived", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode",
         "early", "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs",
         "now", "outcome", "prefill", "prefilled", "spared", "spoken", "stall_s", "state", "stream", "touched",
-        "transfer", "turn_ends", "untold", "whole_deadline",
+        "transfer", "turn_ends", "unbound", "unpinned", "untold", "whole_deadline",
     )  # fmt: skip
 
     def __init__(
@@ -217,6 +220,10 @@ class Journey:
         self.untold = False
         """The decode leg was sent early, before the first token was known: D could not be told that token."""
         self.first_token: int | None = None
+        self.unpinned: frozenset[InstanceId] = _NO_INSTANCES
+        """Instances that are excluded only because they cannot be told the first token."""
+        self.unbound = False
+        """A drawn first token was given up. No later one binds the answer, so this happens once in a journey."""
         self.spoken = False
         """The client has received a status, and a token or more."""
         self.because = ""
@@ -278,6 +285,8 @@ class Journey:
         if event.decode is None:
             if self.spared is not None:
                 return self._ask_spared(self.spared)
+            if self.first_token is not None and not self.spoken:
+                return self._unbind()
             failed = f"; last failure: {self.last_failure}" if self.last_failure else ""
             return self._fail(no_instance(event.because + failed))
         self.attempt += 1
@@ -298,6 +307,12 @@ class Journey:
         asked = frozenset({self.prefill}) if self.prefill is not None else _NO_INSTANCES
         self.excluded, self.spared = (self.excluded | asked) - {spared}, None
         return (self._choose(),)
+
+    def _unbind(self) -> tuple[Effect, ...]:
+        """No instance is left that can begin with the drawn token, and the client does not have it: draw again."""
+        self.unbound, self.first_token = True, None
+        self.excluded, self.unpinned = self.excluded - self.unpinned, _NO_INSTANCES
+        return (msgspec.structs.replace(self._choose(), unbound=True),)
 
     def _send_early(self) -> tuple[Effect, ...]:
         assert self.decode is not None and self.prefill is not None
@@ -389,7 +404,7 @@ class Journey:
 
     def _bind(self, event: PrefillAnswered) -> tuple[Effect, ...]:
         """The first P's token stays the answer's first, whatever a later P draws. The client gets it now, if it may."""
-        if self.spoken or self.first_token is not None or not self.stream:
+        if self.spoken or self.first_token is not None or self.unbound or not self.stream:
             return ()
         shown = event.first_token is not None
         self.first_token = event.first_token if shown else event.pinned
@@ -480,6 +495,9 @@ class Journey:
     def _decode_lost(self, event: Lost) -> tuple[Effect, ...]:
         assert self.decode is not None
         self.touched = self.touched or not event.untouched
+        if event.unpinned:  # no try was made
+            self.unpinned |= {self.decode}
+            self.attempts_max += 1
         if not self.stream:  # it may have been lost long after the time for a first token
             self.deadline = min(self.whole_deadline, max(self.deadline, self.now + self.deadline_s))
         return self._try_again(self.decode, event.because)

@@ -118,7 +118,7 @@ class Answering(AnswerOwner):
         """
         if effect.first_token is None or self._reply.outlet.begun or can_pin(self._parts.view, effect.instance):
             return None
-        return j.Lost("its engine cannot be told the answer's first token", untouched=True)
+        return j.Lost("its engine cannot be told the answer's first token", untouched=True, unpinned=True)
 
     def new_leg(self, instance: InstanceId, owner: AnswerOwner) -> AnswerLeg:
         """A leg to this instance, not sent yet."""

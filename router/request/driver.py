@@ -151,6 +151,9 @@ class RequestDriver(EventSink):
     # -- effects --
 
     def _choose(self, effect: j.Choose) -> j.Event:
+        if effect.unbound:
+            self._seeding.give_up()
+            self._scheduled.unbind()
         return self._scheduled.choose(effect, relayed=self._answering.relayed)
 
     def _await_fleet(self, _: j.AwaitFleet) -> None:

@@ -95,6 +95,11 @@ class ScheduledRequest:
             meaning = maker.meaning(self.context.wanted.model)
             self._made_by = maker.instance.weights, view.all().pairing.circle(maker.id), meaning
 
+    def unbind(self) -> None:
+        """The client has nothing, and the answer need not begin with a token that was drawn: any engine may answer."""
+        self._made_by = None
+        self.context.wanted = msgspec.structs.replace(self.context.wanted, weights="", circle=0, meaning="")
+
     def occupy(self, instance: InstanceId | None) -> None:
         """Count its answering leg at this instance, and at no other."""
         self._parts.dispatch.tell(d.Occupied(self.context, instance), time.monotonic())

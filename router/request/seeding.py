@@ -29,7 +29,7 @@ class Seeding:
     """The seeding of one request."""
 
     __slots__ = (
-        "_adapters", "_allowed", "_context", "_parts", "_request", "_seed", "_trace",
+        "_adapters", "_allowed", "_context", "_given_up", "_parts", "_request", "_seed", "_trace",
         "by_lot", "early_unpinned", "sent",
     )  # fmt: skip
 
@@ -52,16 +52,22 @@ class Seeding:
         self.early_unpinned = False
         """An early leg is under way that need not begin with P's token: when it was sent, the pair was not proven."""
 
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """No token of a P binds the answer any more, and none is shown: D draws for itself."""
+        self._given_up = True
+
     def may(self) -> bool:
         """Whether a seed is exact, and D can be told to begin with P's token."""
-        return self._allowed and can_pin(self._parts.view, self._context.decode)
+        return self._allowed and not self._given_up and can_pin(self._parts.view, self._context.decode)
 
     def read(self, answer: dict[str, Any], not_first: str) -> tuple[int | None, int | None]:
         """The token of P's answer: as the seed, or as the token that D must begin with though the client does not get
         it now. None: it is not that. `not_first`: why it is not known to be the first token of the client's answer;
         empty: it is.
         """
-        if self.sent:
+        if self.sent or self._given_up:
             return None, None
         if not self.may():
             off = not self._parts.limits.seeding

@@ -185,6 +185,20 @@ async def test_a_leg_that_fails_changes_no_chance(start: Starter, stream: bool, 
     await eventually(lambda: fleet.held == 0, "no hold is left")
 
 
+async def test_a_draw_that_is_lost_with_the_only_engine_that_takes_it_is_drawn_again(start: Starter) -> None:
+    """The client has nothing of the lost draw, and the engine's loss does not depend on it."""
+    deaf = frozenset({"prefill-0", "decode-1"})
+    fleet, lots = await started(start, pins=True, decode=2, deaf=deaf)
+    begun: Counter[int] = Counter()
+    for script in itertools.product((END, HALF, STOP), TOKENS, TOKENS, TOKENS):
+        lots.begin(script, "decode")
+        begun[await first_of(fleet, {**SAMPLED, "stream": True})] += 1
+    assert begun == dict.fromkeys(TOKENS, 48)
+    told = [(leg.get("kv_transfer_params") or {}).get(PIN) for leg in fleet.engines["decode-0"].generated]
+    assert any(token is not None for token in told), "some answers were bound before the loss"
+    await eventually(lambda: fleet.held == 0, "no hold is left")
+
+
 async def test_an_early_leg_that_has_not_heard_of_ps_token_changes_no_chance(start: Starter) -> None:
     """If the client has P's token, another instance goes on with it. If not, D is told it before it answers."""
     fleet, lots = await started(start, pins=True, early=True, decode=2)

@@ -429,6 +429,53 @@ def test_what_a_later_p_draws_changes_nothing(later: PrefillAnswered) -> None:
     )
 
 
+UNPINNED = Lost("cannot be told", untouched=True, unpinned=True)
+
+
+def test_a_draw_that_no_instance_is_left_for_is_given_up_before_the_client_has_it() -> None:
+    """Those that could not be told the token are asked again, and their refusals were no tries."""
+    machine = journey()
+    play(
+        machine,
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (DRAWN, [SendDecode(D, HOLD, 7)]),
+            (Lost("reset"), [Choose(frozenset({D}), hand_over=True)]),
+            (Chosen(None, D2, "retry"), [Release(D2, HOLD), SendDecode(D2, None, 7)]),
+            (UNPINNED, [Choose(frozenset({D, D2}), hand_over=True)]),
+            (Chosen(None, P2, "retry"), [SendDecode(P2, None, 7)]),
+            (UNPINNED, [Choose(frozenset({D, D2, P2}), hand_over=True)]),
+            (NOBODY, [Choose(frozenset({D}), hand_over=True, unbound=True)]),
+            (Chosen(P, D2, "any"), [SendPrefill(P, 4)]),
+            (DRAWN, [SendDecode(D2, HOLD)]),
+            (Lost("reset"), [Choose(frozenset({D, D2}), hand_over=True)]),
+            (NOBODY, [Fail(error(503)), Release(D2, HOLD)]),
+        ],
+    )
+
+
+def test_a_draw_is_given_up_where_its_d_begins_to_drain() -> None:
+    machine = journey()
+    play(
+        machine,
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (DRAWN, [SendDecode(D, HOLD, 7)]),
+            (Lost("it drains", untouched=True), [Choose(frozenset({D}), hand_over=True, holders=(P,))]),
+            (NOBODY, [Choose(frozenset({D}), hand_over=True, holders=(P,), unbound=True)]),
+            (Chosen(P2, D2, "new", anew=True), [Release(D2, HOLD), SendPrefill(P2, 2)]),
+            (SEEDING, [SendDecode(D2, HOLD)]),
+            (Opened(), [Relay()]),
+        ],
+    )
+
+
+def test_a_token_that_the_client_has_is_never_given_up() -> None:
+    machine = seeded()
+    play(machine, [(Lost("reset"), [Choose(frozenset({D}), hand_over=True)])])
+    play(machine, [(NOBODY, [FailStream(error(503)), Release(D, HOLD)])])
+
+
 def test_a_draw_that_ends_the_answer_is_handed_over() -> None:
     stop = PrefillAnswered("stop", HOLD, first=False, pinned=7)
     play(journey(), [(BOTH_LEGS, [SendPrefill(P, 1)]), (stop, [SendDecode(D, HOLD, 7)]), (Opened(), [Relay()])])

@@ -23,6 +23,7 @@ EVENTS = st.one_of(
     ),
     st.builds(j.Refused, st.sampled_from((400, 503)), st.none() | NAMES),
     st.builds(j.Lost, st.just("lost"), st.booleans(), st.booleans(), st.none() | NAMES),
+    st.just(j.Lost("cannot be told", untouched=True, unpinned=True)),
     st.builds(j.EarlyLost, st.just("lost")),
     st.builds(j.Chosen, NAMES, NAMES, st.just(""), early_s=st.sampled_from((0.0, 10.0))),
     st.just(j.Opened()),
@@ -43,7 +44,11 @@ def _check_answer(effects: list[j.Effect], attempts_max: int) -> None:
     seeded = next((at for at, e in enumerate(effects) if isinstance(e, j.SendSeed)), len(effects))
     bound = [e.first_token for e in effects[seeded:] if isinstance(e, j.SendDecode)]
     assert None not in bound, "after a seed, each decode leg begins with its token"
-    told = [e.first_token for e in effects if isinstance(e, j.SendDecode)]
+    given_up = [at for at, e in enumerate(effects) if isinstance(e, j.Choose) and e.unbound]
+    assert len(given_up) <= 1 and given_up < [seeded], "a token is given up once, and only before the client has it"
+    until = given_up[0] if given_up else len(effects)
+    assert all(e.first_token is None for e in effects[until:] if isinstance(e, j.SendDecode)), "no later one binds"
+    told = [e.first_token for e in effects[:until] if isinstance(e, j.SendDecode)]
     chosen = [token for token in told if token is not None]
     assert told[len(told) - len(chosen) :] == chosen and len(set(chosen)) <= 1, "a token that is chosen stays chosen"
     legs_sent = j.SendPrefill | j.SendDecode | j.SendEarly
