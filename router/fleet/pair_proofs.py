@@ -471,8 +471,8 @@ class PairProofs:
                 record.again_s = record.until = 0.0
                 return
         first_s = LATER_S if because is None else AGAIN_S
-        record.again_s = min(AGAIN_S_MAX, max(2 * record.again_s or first_s, pause_s))
-        record.until = now + record.again_s
+        record.again_s = min(AGAIN_S_MAX, 2 * record.again_s or first_s)
+        record.until = now + max(record.again_s, pause_s)
         if because:
             record.good, record.because, record.inexact = False, because, ""
 

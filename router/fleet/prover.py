@@ -195,7 +195,8 @@ class Prover:
             ).made()  # fmt: skip
         except (_NoWord, EngineLost, TimeoutError) as none:
             because, doubt = None, str(none) or "it took too long"
-            pause_s = SILENT_S if isinstance(none, TimeoutError) else pause_s
+            if isinstance(none, TimeoutError) and len(self._view.all()) > 2:  # else no other pair waits for its place
+                pause_s = SILENT_S
             logger.log(logging.INFO if joining else logging.DEBUG, "%s to %s: not proven: %s", *pair.names, doubt)
         except Exception:  # a bug of the router's with this pair: continue with the others
             because, doubt = None, "the proof failed for a reason of the router's own"

@@ -220,6 +220,8 @@ class Scheduler:
             return admission.refusal(wanted), calls + self.line.leave(context, placed=False)
         calls += self.line.leave(context, placed=chosen.decode is not None)
         if chosen.decode is not None:
+            if effect.second and booking is not None:
+                booking.stall_ms = 0.0  # the first leg goes on: its prompt keeps answers there waiting
             self._take_place(context, wanted, chosen, held=held)
             if context.aggregated:
                 chosen = replace(chosen, because=f"{chosen.because}; {LOSES}")

@@ -285,6 +285,17 @@ def test_an_engine_that_answers_no_completion_waits_after_a_few_partners() -> No
     assert proofs.joining(view.all(), "m", LEG_S + SILENT_S) is not None
 
 
+def test_only_the_pause_after_a_silent_engine_is_long_and_not_those_after_it() -> None:
+    proofs, view = PairProofs(), fleet(1, 1)
+    pair = proofs.due(view.all(), "m", 0.0)
+    assert pair is not None
+    proofs.ended(pair, None, 1000.0, doubt="it took too long", pause_s=SILENT_S)
+    assert proofs.due(view.all(), "m", 1000.0 + SILENT_S - 1) is None
+    assert proofs.due(view.all(), "m", 1000.0 + SILENT_S) == pair
+    proofs.ended(pair, None, 2000.0, doubt="no answer")
+    assert proofs.due(view.all(), "m", 2000.0 + 2 * LATER_S) == pair
+
+
 def test_pairs_proven_at_once_are_of_different_instances() -> None:
     proofs, view = PairProofs(), fleet(3, 3)
     busy: frozenset[InstanceId] = frozenset()

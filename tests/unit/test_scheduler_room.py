@@ -292,6 +292,20 @@ def test_answers_whose_clients_read_slowly_teach_nothing_of_their_engine(paused:
     assert inflight.margins.of(40) == WIDEST if paused else inflight.margins.of(40) < WIDEST
 
 
+def test_the_first_prompt_still_delays_answers_while_a_second_leg_is_sent() -> None:
+    """The first leg is not aborted: its instance only seems to be free."""
+    here = scheduler(admission=True, foresees=True, prefills=2, policy="least_load")
+    context = SchedulingContext(replace(FORETOLD, prompt_tokens=20_000), Promise())
+    first = here.choose(context, ASK, 1.0)[0].prefill
+    assert first is not None
+    at = here.view.all().inflight.rows[here.view.get(first).row]
+    before = at.recent, at.stalled
+    assert min(before) > 0
+    second = here.choose(context, Choose(frozenset({first}), hand_over=True, second=True), 1.5)[0].prefill
+    assert second not in (None, first)
+    assert (at.recent, at.stalled) == before
+
+
 @pytest.mark.parametrize("sheds", [True, False])
 def test_an_answer_that_has_begun_is_continued_elsewhere_however_long_ago_it_came(sheds: bool) -> None:
     """The client had the first token in time. If the request were judged by its arrival again, it would be given up as
