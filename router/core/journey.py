@@ -183,21 +183,15 @@ class Journey:
         Args:
             hand_over: whether `router.core.eligibility` allows a hand-over for this request.
             stream: whether the answer is streamed.
-            deadline: monotonic seconds by which the first byte must be on its way; later the next one that a seed or a
-                broken stream left the client waiting for.
+            deadline: monotonic seconds by which the first byte, or the next one after a break, must be on its way.
             deadline_s: the same as a duration, since the request's arrival.
             stall_s: how long a client that has received a part waits for more, in seconds.
             whole_deadline: monotonic seconds by which an answer that is not streamed must be whole.
             attempts_max: tries in all; a second takes another instance, a third helps while a fleet is restarted.
         """
-        self.hand_over = hand_over
-        self.stream = stream
-        self.deadline = deadline
-        self.deadline_s = deadline_s
-        self.arrived = deadline - deadline_s
-        self.stall_s = stall_s
-        self.whole_deadline = whole_deadline
-        self.attempts_max = attempts_max
+        self.hand_over, self.stream = hand_over, stream
+        self.deadline, self.deadline_s, self.arrived = deadline, deadline_s, deadline - deadline_s
+        self.stall_s, self.whole_deadline, self.attempts_max = stall_s, whole_deadline, attempts_max
         self.state = JourneyState.CHOOSING
         self.attempt = 0
         self.excluded: frozenset[InstanceId] = _NO_INSTANCES

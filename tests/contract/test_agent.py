@@ -524,6 +524,7 @@ async def test_readings_go_on_after_a_fault(
     stage = await starter.start()
     await until_ready(stage)
     monkeypatch.setattr(stage.agent._readings, "_loaded", Fails(stage.agent._readings._loaded))
+    await eventually(lambda: bool(faults(caplog)), "a reading fails")
     stage.engine.holds["x"] = {}
     await eventually(lambda: stage.agent.machine.load.kv_usage > 0, "the load is read")
     assert [line.rpartition(":")[0] for line in faults(caplog)] == ["i: engine's load"]
