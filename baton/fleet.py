@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import aiohttp
 
@@ -71,6 +71,30 @@ class Scaling(Protocol):
         """Resize the fleet until cancelled."""
 
 
+class KeptRecord:
+    """The file of a cluster by which `baton status` and others find it."""
+
+    def __init__(self, running: Running, board: Board) -> None:
+        self._running: Final = running
+        self._board: Final = board
+        self._again: asyncio.TimerHandle | None = None
+        """Set if the record could not be written: its next try."""
+
+    def write(self) -> None:
+        """Write the record. If it cannot be written, say so once, and try again later."""
+        tried, self._again = self._again, None
+        if tried is not None:
+            tried.cancel()
+        try:
+            save(self._running)
+        except OSError as error:
+            if tried is None:
+                path, why = record_file(self._running.cluster), error.strerror or error
+                again = f"Tried again every {RECORD_AGAIN_S:g} s: make space there, or let this user write it."
+                self._board.say(f"{path}: {why}: until it is written, `baton scale` uses an old address. {again}")
+            self._again = asyncio.get_running_loop().call_later(RECORD_AGAIN_S, self.write)
+
+
 class LocalFleet:
     """One cluster on this machine, from start to stop: which program is started, restarted and ended when.
 
@@ -93,7 +117,8 @@ class LocalFleet:
         self.board = Board(front.title, quiet=front.as_json)
         self.registry = registry
         logs, words = log_folder(), registry.words()
-        self.router = RouterChild(front, words, self.board, running, self._record)
+        self._record: Final = KeptRecord(running, self.board)
+        self.router = RouterChild(front, words, self.board, running, self._record.write)
         self.members = Members(words, self.board)
         for each in planned:
             self.members.add(each)
@@ -113,15 +138,13 @@ class LocalFleet:
         """Resizes the fleet once it serves; None: it keeps its size."""
         self._group: asyncio.TaskGroup | None = None
         self._keepers: set[asyncio.Task[None]] = set()
-        self._unrecorded: asyncio.TimerHandle | None = None
-        """Set if the record could not be written: its next try."""
 
     # -- running --
 
     async def run(self) -> int:
         """Start everything and serve until stopped; return the exit code of `baton up`."""
         with stopping_signals(self._interrupted), self.board:
-            self._fill_board()
+            _fill_board(self)
             async with asyncio.TaskGroup() as group:
                 if self.registry_program:
                     group.create_task(self._keep(self.registry_program), name="registry")
@@ -156,14 +179,6 @@ class LocalFleet:
         except BatonError as error:
             self.failure = self.failure or str(error)
             self._stop()
-
-    def _fill_board(self) -> None:
-        self.board.add("registry", self.registry.say)
-        self.board.add("router", f"{self.router.settings.host}:{self.router.settings.port}")
-        if self.controller is not None:
-            self.board.add("controller", "starts engines on Ray")
-        for member in self.members:
-            self.board.add(member.name, f"{member.planned.url} on {member.planned.placed}")
 
     async def _keep(self, program: Program) -> None:
         """Run one program, and run it again if it was killed. If it fails for good, `_failed` decides what ends."""
@@ -212,21 +227,7 @@ class LocalFleet:
     def scaled_at(self, url: str) -> None:
         """Record the URL of the cluster's controller, for `baton scale`."""
         self.running.scaling = url
-        self._record()
-
-    def _record(self) -> None:
-        """Write the record of this cluster. If it cannot be written, say so once, and try again later."""
-        tried, self._unrecorded = self._unrecorded, None
-        if tried is not None:
-            tried.cancel()
-        try:
-            save(self.running)
-        except OSError as error:
-            if tried is None:
-                path, why = record_file(self.running.cluster), error.strerror or error
-                again = f"Tried again every {RECORD_AGAIN_S:g} s: make space there, or let this user write it."
-                self.board.say(f"{path}: {why}: until it is written, `baton scale` uses an old address. {again}")
-            self._unrecorded = asyncio.get_running_loop().call_later(RECORD_AGAIN_S, self._record)
+        self._record.write()
 
     def begin_engine(self, planned: PlacedEngine, pool: str) -> None:
         """Start one more engine of `pool`; nothing while the cluster stops."""
@@ -258,27 +259,17 @@ class LocalFleet:
         await self.router.routable(self._all_up)
 
     def _all_up(self, seen: list[dict[str, Any]]) -> bool:
-        up = [engine_of(InstanceId(each["id"])) for each in seen if each["state"] == "up"]
         if self.elsewhere is None:
+            up = [engine_of(InstanceId(each["id"])) for each in seen if each["state"] == "up"]
             own = {each.name for each in self.members}  # an engine may leave meanwhile
             return sum(name in own for name in up) >= self.members.ranks
-        coming = {engine_of(InstanceId(each["id"])) for each in seen if each["state"] != "up"}
-        roles = {Role(each["role"]) for each in seen if each["state"] == "up"}
-        legs = all(
-            any(role.prefills and wanted.prefills for role in roles)
-            or any(role.decodes and wanted.decodes for role in roles)
-            for wanted in self.elsewhere.roles
-        )
-        return legs and len({*up} - coming) >= self.elsewhere.count
+        return _all_elsewhere_up(seen, self.elsewhere)
 
     def _announce(self, model: str) -> None:
         router = self.router
-        instances = [
-            {"id": each.planned.wanted.name, "role": each.planned.wanted.role.value, "url": each.planned.url}
-            for each in self.members
-        ]
         if router.settings.as_json:
-            announce_ready("baton", router.endpoint, as_json=True, admin=router.admin, model=model, instances=instances)
+            told = [_shown(each.planned) for each in self.members]
+            announce_ready("baton", router.endpoint, as_json=True, admin=router.admin, model=model, instances=told)
             return
         self.board.say("")
         announce_ready("baton", router.endpoint, as_json=False)
@@ -354,6 +345,32 @@ class LocalFleet:
             return 0
         say(self.failure)
         return 2 if 2 in self.codes.values() else 1
+
+
+def _fill_board(fleet: LocalFleet) -> None:
+    fleet.board.add("registry", fleet.registry.say)
+    fleet.board.add("router", f"{fleet.router.settings.host}:{fleet.router.settings.port}")
+    if fleet.controller is not None:
+        fleet.board.add("controller", "starts engines on Ray")
+    for member in fleet.members:
+        fleet.board.add(member.name, f"{member.planned.url} on {member.planned.placed}")
+
+
+def _all_elsewhere_up(seen: list[dict[str, Any]], elsewhere: Elsewhere) -> bool:
+    """Whether the router has as many engines up, with all their ranks, as begin elsewhere, and each role among them."""
+    up = {engine_of(InstanceId(each["id"])) for each in seen if each["state"] == "up"}
+    coming = {engine_of(InstanceId(each["id"])) for each in seen if each["state"] != "up"}
+    roles = {Role(each["role"]) for each in seen if each["state"] == "up"}
+    legs = all(
+        any(role.prefills and wanted.prefills for role in roles)
+        or any(role.decodes and wanted.decodes for role in roles)
+        for wanted in elsewhere.roles
+    )
+    return legs and len(up - coming) >= elsewhere.count
+
+
+def _shown(planned: PlacedEngine) -> dict[str, str]:
+    return {"id": planned.wanted.name, "role": planned.wanted.role.value, "url": planned.url}
 
 
 def _why(program: Program, code: int) -> str:

@@ -81,8 +81,8 @@ PINS = "baton_pins"
 
 TOLD_EARLY = "baton_told_early"
 """Baton's own key among the transfer fields of P's answer. True: an engine has asked for this hold, as it has an early
-leg, and was told of it and of P's token. False: none was. An engine that was not told may compute the prompt itself, and
-draw a token of its own. Engines of earlier versions tell, and do not say so."""
+leg, and was told of it and of P's token. False: none was. An engine that was not told may compute the prompt itself,
+and draw a token of its own. Engines of earlier versions tell, and do not say so."""
 
 CACHED_ONLY = "baton_cached_only"
 """Baton's own key among the transfer fields, true on a *source leg*. The engine then holds as much of the prompt as its

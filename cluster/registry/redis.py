@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from redis.asyncio.client import PubSub
+from redis.asyncio.client import PubSub, Redis
 from redis.exceptions import RedisError, WatchError
 
 from cluster.errors import UsageError
@@ -201,7 +201,7 @@ class RedisRegistry:
 
     async def _nudged(self, until: float) -> bool:
         if self._nudges is None:
-            self._nudges = await self._listen(*(self._keys.changed(kind) for kind in NUDGED))
+            self._nudges = await _subscribed(self._link, self._redis, *(self._keys.changed(kind) for kind in NUDGED))
         while (left_s := until - asyncio.get_running_loop().time()) > 0:
             if await self._nudge(left_s):
                 for _ in range(NUDGES_MAX):
@@ -226,7 +226,7 @@ class RedisRegistry:
         until, message = asyncio.get_running_loop().time() + timeout_s, None
         try:
             if self._notes is None:
-                self._notes = await self._listen(self._keys.notes)
+                self._notes = await _subscribed(self._link, self._redis, self._keys.notes)
             while message is None and (left_s := until - asyncio.get_running_loop().time()) > 0:
                 message = await self._notes.get_message(ignore_subscribe_messages=True, timeout=left_s)
         except (RedisError, OSError, ValueError) as error:
@@ -286,16 +286,6 @@ class RedisRegistry:
             if beat.state is MemberState.GONE or owner == beat.agent or (proves and (beat.id, owner) not in told)
         )
 
-    async def _listen(self, *channels: str) -> PubSub:
-        messages: PubSub = self._redis.pubsub()
-        try:
-            async with self._link.asking():
-                await messages.subscribe(*channels)
-        except BaseException:  # a cancellation too: no other call uses the connection until it is returned
-            await _close(messages)
-            raise
-        return messages
-
     async def _stop_notes(self) -> None:
         notes, self._notes = self._notes, None
         if notes is not None:
@@ -305,6 +295,17 @@ class RedisRegistry:
         nudges, self._nudges = self._nudges, None
         if nudges is not None:
             await _close(nudges)
+
+
+async def _subscribed(link: RedisLink, redis: Redis, *channels: str) -> PubSub:
+    messages: PubSub = redis.pubsub()
+    try:
+        async with link.asking():
+            await messages.subscribe(*channels)
+    except BaseException:  # a cancellation too: no other call uses the connection until it is returned
+        await _close(messages)
+        raise
+    return messages
 
 
 async def _close(messages: PubSub) -> None:

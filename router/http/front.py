@@ -117,11 +117,16 @@ class Front:
             for connection in list(self.open):
                 connection.close_if_idle()
             left_s = end - self.loop.time()
-            if left_s <= 0 or not any(each.unfinished for each in self.open):
+            if left_s <= 0 or not any(map(_unfinished, self.open)):
                 break
             await asyncio.sleep(min(left_s, DRAIN_LOOKS_S))
         for connection in list(self.open):
             connection.cut()
+
+
+def _unfinished(connection: ClientConnection) -> bool:
+    """Whether a request is under way, or the client has not taken all of an answer."""
+    return connection.busy or connection._transport.untaken  # noqa: SLF001 - of this module
 
 
 class _Phase(Enum):
@@ -329,11 +334,6 @@ class ClientConnection(asyncio.Protocol):
         """Whether a request is under way."""
         return self._phase in {_Phase.BODY, _Phase.ANSWERING} or (self._cold is not None and not self._cold.at_rest)
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether a request is under way, or the client has not taken all of an answer."""
-        return self.busy or self._transport.untaken
-
     # -- bytes --
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -485,8 +485,6 @@ class ClientConnection(asyncio.Protocol):
         cold, self._cold = self._cold, None
         if cold is not None:
             cold.leave()
-
-    # -- other events --
 
     def _late(self) -> None:
         """The deadline has passed."""

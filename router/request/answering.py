@@ -14,7 +14,7 @@ from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
 from router.fleet import events as d
-from router.fleet.view import can_pin, turned_away
+from router.fleet.view import FleetView, can_pin, turned_away
 from router.http.upstream import Answer, EngineLost
 from router.request.engine_words import EngineWords
 from router.request.in_one_piece import AnswerInOnePiece
@@ -79,7 +79,7 @@ class Answering(AnswerOwner):
         instance, transfer, parts = effect.instance, effect.transfer, self._parts
         pulls = transfer is not None
         holder = producer if pulls else None
-        away = turned_away(parts.view, instance, None if holder is None else holder.instance) or self._unbound(effect)
+        away = _not_sent(effect, parts.view, holder, begun=self._reply.outlet.begun)
         if away is not None:
             return away
         self.way = "handoff" if pulls else "whole"
@@ -111,14 +111,6 @@ class Answering(AnswerOwner):
         leg.source = sourcing
         sourcing.begin()
         return None
-
-    def _unbound(self, effect: j.SendDecode) -> j.Lost | None:
-        """The loss of a leg whose engine would draw another first token, while the client has no token yet: no splice
-        would notice. None: send the leg.
-        """
-        if effect.first_token is None or self._reply.outlet.begun or can_pin(self._parts.view, effect.instance):
-            return None
-        return j.Lost("its engine cannot be told the answer's first token", untouched=True, unpinned=True)
 
     def new_leg(self, instance: InstanceId, owner: AnswerOwner) -> AnswerLeg:
         """A leg to this instance, not sent yet."""
@@ -285,3 +277,13 @@ class Answering(AnswerOwner):
     def part(self) -> None:
         """The request is over: drop the references to its leg and its driver."""
         self.leg, self._sink = None, OVER
+
+
+def _not_sent(effect: j.SendDecode, view: FleetView, holder: PrefillLeg | None, *, begun: bool) -> j.Lost | None:
+    """The loss of a leg that must not be sent: its instance went away (`turned_away`), or its engine would draw another
+    first token while the client has no token yet (`begun` false), which no splice would notice. None: send the leg.
+    """
+    away = turned_away(view, effect.instance, None if holder is None else holder.instance)
+    if away is not None or effect.first_token is None or begun or can_pin(view, effect.instance):
+        return away
+    return j.Lost("its engine cannot be told the answer's first token", untouched=True, unpinned=True)

@@ -22,6 +22,7 @@ from router.core.values import Wanted
 from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView
+from router.predict.inflight_request import InflightRequest
 from router.scheduler.admission import Admission
 from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.placements import Placements, SchedulingContext, rows_of
@@ -41,7 +42,8 @@ HANDSHAKE_S = 0.5
 
 LOOK_S: Final = 0.5
 """Seconds after which a request that found no room asks again, if nothing has happened. Room may come by time alone:
-the longer ago prompts were computed, the faster decode steps are expected to be."""
+the longer ago prompts were computed, the faster decode steps are expected to be. A later look, set for a prompt, is of
+no use to a request that may begin and found no room."""
 
 LOSES = "handing over loses for its class, so it was not offered"
 """What `because` says, in addition, of a request that the guard serves aggregated."""
@@ -220,8 +222,7 @@ class Scheduler:
             return admission.refusal(wanted), calls + self.line.leave(context, placed=False)
         calls += self.line.leave(context, placed=chosen.decode is not None)
         if chosen.decode is not None:
-            if effect.second and booking is not None:
-                booking.stall_ms = 0.0  # the first leg goes on: its prompt keeps answers there waiting
+            _goes_on(effect, booking)
             self._take_place(context, wanted, chosen, held=held)
             if context.aggregated:
                 chosen = replace(chosen, because=f"{chosen.because}; {LOSES}")
@@ -346,7 +347,6 @@ class Scheduler:
     def found_none(self, context: SchedulingContext) -> Calls:
         """The request waits (`journey.AwaitFleet`): if it was called, the call passes to another request."""
         may_begin, soon_s = self._may_begin(), self._now + LOOK_S
-        # One that may begin and found no room is not waiting for the prompt at which an earlier look was set.
         if self.admission is not None and (self.wakeup_s is None or (may_begin and self.wakeup_s > soon_s)):
             self.wakeup_s = soon_s
         if not may_begin:
@@ -384,6 +384,12 @@ def _aggregated(guard: HandoffGuard | None, context: SchedulingContext, effect: 
     if context.aggregated is None and guard is not None and effect.hand_over and not wanted.prefill_only:
         context.aggregated = not guard.allows(wanted.slo_class, now)
     return bool(context.aggregated)
+
+
+def _goes_on(effect: Choose, booking: InflightRequest | None) -> None:
+    """The first leg of a request with a second one goes on: its prompt still keeps answers there waiting."""
+    if effect.second and booking is not None:
+        booking.stall_ms = 0.0
 
 
 def _keeps_apart(fleet: FleetSnapshot, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:
