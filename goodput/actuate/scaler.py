@@ -146,6 +146,8 @@ class Scaler:
         """Routers that have said goodbye since the look before, with their last counts."""
         self._readiness: Final = {each.model: Readiness() for each in fleets}
         self._at_start = dict(at_start or {})
+        self._begins, self._ending = False, frozenset[str]()
+        """When this controller began to lead: whether no instance existed, and the instances that were ending."""
         self._lacking: list[str] | None = None
         """Pools to bring up; None: not known yet."""
         self._held_said = False
@@ -224,7 +226,7 @@ class Scaler:
     async def _bring_up(self, existing: Existing) -> bool:
         """Start the instances that a fleet begins with, in pools without any when this controller begins to lead. The
         other pools have been sized before, and are not brought back to that size. Instances that have failed or leave
-        count for nothing, but keep their names. A pause holds a fleet that exists, not one that begins.
+        by then count for nothing, but keep their names. A pause holds a fleet that exists then, not one that begins.
 
         Returns:
             Whether a pool had none; if not, the machine decides at this very look.
@@ -234,14 +236,15 @@ class Scaler:
         for each in existing.instances:
             there.setdefault(each.pool, set()).add(str(each.instance))
         if self._lacking is None:
-            self._lacking = [pool for pool in self._at_start if not staying[pool]]
-        if self._lacking and self.paused and there:
+            self._lacking, self._begins = [pool for pool in self._at_start if not staying[pool]], not there
+            self._ending = frozenset(str(each.instance) for each in existing.instances if each.life in ENDING)
+        if self._lacking and self.paused and not self._begins:
             self._say_held(self._lacking)
             return True
         for pool in self._lacking:
             names = there.get(pool, set())
             free = (name for number in count() if (name := f"{pool}-{number}") not in names)
-            for name in islice(free, max(0, self._at_start[pool] - staying[pool])):
+            for name in islice(free, max(0, self._at_start[pool] - len(names - self._ending))):
                 because = await self._act(Start(instance=InstanceId(name), pool=pool, because="the fleet begins"))
                 if because:
                     self._say(f"{name} cannot be started: {because}")

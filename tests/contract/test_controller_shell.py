@@ -264,6 +264,40 @@ async def test_a_bring_up_that_is_refused_goes_on_at_the_next_look() -> None:
     assert sorted(rig.actuator.started) == ["decode-0", "decode-1", "decode-2", "decode-3", "prefill-0"]
 
 
+async def test_a_fleet_that_begins_under_a_pause_goes_on_after_a_refused_start() -> None:
+    rig = Rig()
+    scaler = rig.scaler(Scripted(lambda _: {}), at_start={"prefill": 1, "decode": 1})
+    await scaler.lease.turn()
+    await scaler.pause(paused=True, who="me")
+    start, answers = rig.actuator.start, iter(["", "no answer"])
+
+    async def refuses(action: Start) -> str:
+        return next(answers, "") or await start(action)
+
+    rig.actuator.start = refuses  # type: ignore[method-assign]
+    await scaler.look()
+    assert rig.actuator.started == ["prefill-0"]
+    await scaler.look()
+    assert rig.actuator.started == ["prefill-0", "decode-0"]
+
+
+async def test_an_instance_that_fails_during_the_bring_up_is_not_started_again_by_it() -> None:
+    """The machine starts failed instances again, with its own pauses; meanwhile another start is refused."""
+    rig = Rig()
+    scaler = rig.scaler(Scripted(lambda _: {}), at_start={"prefill": 1, "decode": 1})
+    await scaler.lease.turn()
+    start, first = rig.actuator.start, InstanceId("prefill-0")
+
+    async def refuses(action: Start) -> str:
+        return "a file is missing" if action.pool == "decode" else await start(action)
+
+    rig.actuator.start = refuses  # type: ignore[method-assign]
+    for _ in range(4):
+        await scaler.look()
+        rig.actuator.there[first] = Existing(instance=first, pool="prefill", life=InstanceLife.FAILED)
+    assert rig.actuator.started == ["prefill-0"]
+
+
 async def test_a_pause_holds_a_fleet_that_exists_and_says_so_once() -> None:
     rig = Rig()
     await rig.actuator.start(Start(instance=InstanceId("prefill-0"), pool="prefill"))

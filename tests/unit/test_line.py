@@ -128,3 +128,12 @@ def test_a_place_for_which_small_requests_wait_costs_one_question() -> None:
     assert waiting.call_first() == (8000,)
     assert waiting.found_none(8000) == ("large",)
     assert waiting.found_none("large") == ()
+
+
+def test_a_called_request_that_goes_by_another_target_passes_the_call_on() -> None:
+    waiting = FlowControlQueue()
+    waiting.enter("a", sized(500, 2000.0))
+    waiting.enter("b", sized(100_000, 5000.0))
+    assert waiting.call_first() == ("a",)
+    waiting.enter("a", sized(500, 9000.0))
+    assert waiting.found_none("a") == ("b",)

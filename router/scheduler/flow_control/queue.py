@@ -130,6 +130,7 @@ class FlowControlQueue:
         if alike and known is not None and known.late <= wanted.late:
             return
         number = known.number if known is not None else self._next()
+        tried, again = self._called.get(request), request in self._again
         self._remove(request)
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
@@ -144,6 +145,10 @@ class FlowControlQueue:
         self._entries[request] = entry
         self._patient += not entry.promised
         self._insert(entry)
+        if tried is not None:  # it was called, and passes the call on if it finds no place
+            self._called[request] = tried
+        if again:
+            self._again.add(request)
 
     def _next(self) -> int:
         self._number += 1
