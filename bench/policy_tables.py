@@ -152,7 +152,7 @@ def how(told: dict[str, Any]) -> str:
     """Seeds, sizes and sources, for the note above the tables."""
     lives = told["lives_least"]
     return (
-        f"{told['plan']}: {told['counted']} cells, tuned on two windows of each trace, reported on others; runs last "
+        f"{told['plan']}: {told['counted']} cells, tuned on one or two windows of each trace, reported on others; runs last "
         f"{'–' if lives is None else f'{lives:g}'} mean answers or more; sources {told['sources']}"
     )
 
