@@ -108,7 +108,7 @@ class Members:
         """
         ended = self._ended.setdefault(member.pool, deque())
         ended.append(member.name)
-        while not member.failed and len(ended) > LOGS_KEPT:
+        while len(ended) > LOGS_KEPT:
             _remove_logs(ended.popleft())
 
     @property

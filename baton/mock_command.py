@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from cluster.spec import PlannedInstance
+from cluster.spec import PlannedInstance, flags
 from costs.hardware import find_gpu
 from engine.vllm.spec import EngineSpec, value_of
-from sim.engine_args import KV_DTYPE, read_words
+from sim.engine_args import read_words
 
 MOCK_MODEL = "meta-llama/Llama-3.1-8B"
 """The model of a mock if none is named."""
@@ -42,7 +42,7 @@ def mock_args(instance: PlannedInstance) -> tuple[str, ...]:
     read = read_words(instance.vllm_args)
     for name, number in read.numbers.items():
         words += [_SAME[name], f"{number:.0f}"] if name in _SAME else []
-    if kv_dtype := read.words.get(KV_DTYPE):
+    if kv_dtype := read.words.get(flags.KV_DTYPE):
         words += ["--kv-cache-dtype", kv_dtype]
     return tuple(words)
 

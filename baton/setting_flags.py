@@ -26,7 +26,8 @@ def add_settings(parser: argparse.ArgumentParser, section: type, names: Iterable
         shape: dict[str, Any] = {"type": setting.kind} if number else {}
         if "choices" not in more:
             shape["metavar"] = "N" if number else name.rpartition("_")[2].upper()
-        parser.add_argument(flag_of(name), help=help_of(setting), **shape, **more)
+        repeatable = " (repeatable)" if more.get("action") == "append" else ""
+        parser.add_argument(flag_of(name), help=help_of(setting) + repeatable, **shape, **more)
 
 
 def help_of(setting: Setting) -> str:

@@ -152,8 +152,8 @@ def how(told: dict[str, Any]) -> str:
     """Seeds, sizes and sources, for the note above the tables."""
     lives = told["lives_least"]
     return (
-        f"{told['plan']}: {told['counted']} cells, tuned on one or two windows of each trace, reported on others; runs last "
-        f"{'–' if lives is None else f'{lives:g}'} mean answers or more; sources {told['sources']}"
+        f"{told['plan']}: {told['counted']} cells, tuned on one or two windows of each trace, reported on others; "
+        f"runs last {'–' if lives is None else f'{lives:g}'} mean answers or more; sources {told['sources']}"
     )
 
 

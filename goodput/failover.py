@@ -38,8 +38,8 @@ class RecentArrivals:
             self._looks.popleft()
 
     def taken_over(self, missing: Mapping[str, float], now: float) -> bool:
-        """Whether arrivals at the other routers have risen by what the missing ones had; False: no look goes back far
-        enough.
+        """Whether arrivals at the other routers have risen by what the missing ones had. Also False as long as this
+        cannot be told: the loss is too recent, or no look goes back far enough before it.
 
         Args:
             missing: the missing routers, one at least, and when each was last heard.

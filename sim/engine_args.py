@@ -25,8 +25,7 @@ LENGTH_MAX: Final = 131_072
 """Tokens of prompt and answer where no flag says: today's models' own limit, unless fewer fit into the memory."""
 
 _SWITCHES: Final = {"enable-prefix-caching": True, "enable-chunked-prefill": True, "async-scheduling": True}
-KV_DTYPE: Final = "kv-cache-dtype"
-_WORDS: Final = {KV_DTYPE, "scheduling-policy"}
+_WORDS: Final = {flags.KV_DTYPE, "scheduling-policy"}
 _HARMLESS: Final = {"tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size", "enable-expert-parallel"}
 """Flags that are not read: the instance's shape says the same."""
 
@@ -109,8 +108,8 @@ def engine_of(
         gpu,
         shape,
         profiles=profiles,
-        kv_dtype=kv_dtype_named(args.words.get(KV_DTYPE)),
-        memory_share=args.numbers.get(flags.MEMORY_SHARE, MEMORY_SHARE),
+        kv_dtype=kv_dtype_named(args.words.get(flags.KV_DTYPE)),
+        memory_share=args.numbers.get(flags.MEMORY, MEMORY_SHARE),
         batched_tokens=batched,
     )
     size = args.whole("block-size", 16)

@@ -403,8 +403,8 @@ def _warn_unreachable(args: argparse.Namespace) -> None:
     for flag, host in (("--host", args.host), ("--agent-host", args.agent_host)):
         if host in WILDCARDS:
             say(
-                f"baton: {flag} {host or repr(host)}: this is every address of this machine, announced as 127.0.0.1; "
-                f"routers on other machines cannot reach it: give {flag} the address under which they do"
+                f"baton: {flag} {host or repr(host)}: this is every address of this machine; routers on other "
+                f"machines cannot reach what is announced: give {flag} the address under which they do"
             )
 
 

@@ -24,6 +24,7 @@ import yaml
 from baton import __version__, compiled
 from baton.output import emit, say
 from cluster.errors import UsageError
+from cluster.urls import netloc
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 IMAGES = "baton"
@@ -214,6 +215,5 @@ async def _serve_metrics(args: argparse.Namespace, operator: Any, election: Any)
     except OSError as error:
         await runner.cleanup()
         raise UsageError(f"--port {args.port}: {error.strerror or error}; choose another, or 0") from error
-    host = f"[{args.host}]" if ":" in args.host else args.host
-    announce_ready("operator", f"http://{host}:{runner.addresses[0][1]}", as_json=args.json)
+    announce_ready("operator", f"http://{netloc(args.host, runner.addresses[0][1])}", as_json=args.json)
     return runner

@@ -37,7 +37,7 @@ from baton.memory import map_large_blocks
 from baton.output import announce_ready
 from baton.processes import ServerProcesses
 from baton.registry import add_registry_arguments, fill_from_file, fleet_proofs, open_registry
-from baton.setting_flags import add_settings, help_of
+from baton.setting_flags import add_settings
 from baton.signals import stopping_signals
 from baton.tenant_keys import open_all_keys, open_tenant_keys
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
@@ -46,7 +46,7 @@ from cluster.ids import InstanceId, engine_of, rank_of
 from cluster.instance import Instance, Role
 from cluster.registry.registry import Registry
 from cluster.spec import Limits, RouterSettings, Spec
-from cluster.spec.about import flag_of, settings_of
+from cluster.spec.about import settings_of
 from cluster.telemetry import configure_logging
 from router.api.app import serve
 from router.api.config import Renewed, RouterConfig
@@ -75,8 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a cluster file: its classes and tenants, what it says of the router, and its hardware; flags win",
     )
     add_settings(parser, RouterSettings, ("host", "port", "admin_host", "admin_port", "processes", *_FILES))
-    setting = settings_of(RouterSettings)["admin_key_file"]
-    parser.add_argument(flag_of(setting.name), action="append", metavar="FILE", help=f"{help_of(setting)} (repeatable)")
+    add_settings(parser, RouterSettings, ("admin_key_file",), action="append")
     parser.add_argument(
         "--alias",
         action="append",

@@ -150,6 +150,6 @@ class Hearing:
             self._warn(line)
 
 
-def printable(text: str, chars_max: int = 128) -> str:
-    """`text` for a log or a terminal: cut, and without control characters."""
-    return "".join(char if char.isprintable() else "?" for char in text[:chars_max])
+def printable(text: str, chars_max: int = 128, mark: str = "?") -> str:
+    """`text` for a log or a terminal: cut, and with `mark` for each control character."""
+    return "".join(char if char.isprintable() else mark for char in text[:chars_max])

@@ -22,6 +22,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cluster.errors import UsageError
 from cluster.registry.registry import RegistryDown
+from cluster.urls import netloc
 
 CONNECTIONS_MAX = 8
 """Connections of one process. A router reads with one and listens with another; the rest serves concurrent calls."""
@@ -43,8 +44,8 @@ class RedisAddress:
     password: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'rediss' if self.tls else 'redis'}://{host}:{self.port}" + (f"/{self.db}" if self.db else "")
+        place = netloc(self.host, self.port)
+        return f"{'rediss' if self.tls else 'redis'}://{place}" + (f"/{self.db}" if self.db else "")
 
     def redact(self, text: str) -> str:
         """`text` without the password, in case a server or a library quotes it."""

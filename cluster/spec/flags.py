@@ -86,11 +86,11 @@ on Kubernetes has these flags and no others."""
 LEFT_OUT = {"kv-cache-dtype": "auto", "dtype": "auto", "generation-config": "auto", "tokenizer-mode": "auto"}
 """vLLM's default values of flags: a flag with its default is the same as no flag."""
 
-MEMORY_SHARE: Final = "gpu-memory-utilization"
+MEMORY: Final = "gpu-memory-utilization"
 LENGTH: Final = "max-model-len"
-_SUFFIXED: Final = frozenset({LENGTH, "max-num-batched-tokens"})
-NUMBERS: Final = frozenset({*_SUFFIXED, "max-num-seqs", "block-size", "num-gpu-blocks-override", MEMORY_SHARE})
-"""Flags whose value is a number that costs and simulations read: whole numbers, but for `MEMORY_SHARE`. Of those in
+_SUFFIXED: Final = frozenset({LENGTH, BUDGET})
+NUMBERS: Final = frozenset({*_SUFFIXED, "max-num-seqs", "block-size", "num-gpu-blocks-override", MEMORY})
+"""Flags whose value is a number that costs and simulations read: whole numbers, but for `MEMORY`. Of those in
 `_SUFFIXED`, vLLM takes `32k` (thousands) and `32K` (1,024s), too."""
 
 WHOLE_MAX: Final = 10**12
@@ -116,7 +116,7 @@ def number_of(flag: str, text: str) -> float | None:
         ValueError: vLLM refuses the text; says what the number must be.
     """
     text = text.strip()
-    if flag == MEMORY_SHARE:
+    if flag == MEMORY:
         return _share(text)
     if flag == LENGTH and text.lower() in {"-1", "auto"}:
         return None

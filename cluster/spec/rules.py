@@ -88,7 +88,8 @@ def _aliases(spec: Spec, names: dict[str, int]) -> Iterator[Finding]:
             seen.setdefault(alias, at)
 
 
-def _pools(spec: Spec) -> Iterator[tuple[FieldPath, Role, Pool]]:
+def all_pools(spec: Spec) -> Iterator[tuple[FieldPath, Role, Pool]]:
+    """Each pool of each model, with its path in the file and its role."""
     for at, model in enumerate(spec.models):
         yield from _pools_of(model, ("models", at, "pools"))
 
@@ -100,7 +101,7 @@ def _pools_of(model: Model, path: FieldPath) -> Iterator[tuple[FieldPath, Role, 
 
 
 def _counts(spec: Spec) -> Iterator[Finding]:
-    for path, _, pool in _pools(spec):
+    for path, _, pool in all_pools(spec):
         low, high, start = (*path, "min"), (*path, "max"), (*path, "start")
         if pool.max is not None and pool.max < pool.min:
             fix = f"write `max: {pool.min}` or more, or a `min` of {pool.max} or less"
@@ -134,7 +135,7 @@ def _legs(spec: Spec) -> Iterator[Finding]:
 
 
 def _shapes(spec: Spec) -> Iterator[Finding]:
-    for path, _, pool in _pools(spec):
+    for path, _, pool in all_pools(spec):
         shape = pool.shape
         ranks = shape.tp * shape.dp
         if shape.ep not in {1, ranks}:
@@ -148,7 +149,7 @@ def _shapes(spec: Spec) -> Iterator[Finding]:
 
 
 def _engine_args(spec: Spec) -> Iterator[Finding]:
-    for pool_path, _, pool in _pools(spec):
+    for pool_path, _, pool in all_pools(spec):
         seen: dict[str, str] = {}
         for name, value in pool.engine_args.items():
             path = (*pool_path, "engine_args", name)
@@ -177,7 +178,7 @@ def _flag(pool: Pool, path: FieldPath, name: str, value: Any) -> Iterator[Findin
     elif flag in flags.NUMBERS:
         message = flags.wrong_number(flag, value)
         if message:
-            percent = flag == flags.MEMORY_SHARE and type(value) in {int, float} and 1 < value <= 100
+            percent = flag == flags.MEMORY and type(value) in {int, float} and 1 < value <= 100
             fix = f"write `{name}: {value / 100:g}`" if percent else "write such a number, or leave it out"
             yield Finding(path=path, message=message, fix=fix)
     elif flag in flags.SECRET:
@@ -211,7 +212,7 @@ def _said_by_shape(pool: Pool, path: FieldPath, flag: str, value: Any) -> Findin
 
 
 def _environment(spec: Spec) -> Iterator[Finding]:
-    for pool_path, _, pool in _pools(spec):
+    for pool_path, _, pool in all_pools(spec):
         for name, value in pool.env.items():
             path = (*pool_path, "env", name)
             if name in flags.ENV_SET_BY_BATON:
@@ -228,7 +229,7 @@ def _environment(spec: Spec) -> Iterator[Finding]:
 def _gpus(spec: Spec) -> Iterator[Finding]:
     """GPU types that are not under `hardware`, and pools that need more GPUs than it has."""
     used: dict[str, int] = {}
-    for path, _, pool in _pools(spec):
+    for path, _, pool in all_pools(spec):
         if pool.gpu is None or not spec.hardware:
             continue
         if pool.gpu not in spec.hardware:
@@ -261,7 +262,7 @@ def _digests(spec: Spec) -> Iterator[Finding]:
         fix = "write `connector: baton` beside it, or leave it out"
         message = "vLLM's connector compares nothing"
         yield Finding(path=path, message=message, fix=fix, uses=(("transfer", "connector"),))
-    elif on_gpus := [pool_path for pool_path, _, pool in _pools(spec) if pool.gpu is not None]:
+    elif on_gpus := [pool_path for pool_path, _, pool in all_pools(spec) if pool.gpu is not None]:
         message = "the KV cache is in a GPU's memory, and would have to be copied out for every comparison"
         yield Finding(path=path, message=message, fix="leave it out", uses=(on_gpus[0],))
 

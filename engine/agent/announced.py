@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from cluster.registry.membership import BEAT_MODELS_BYTES_MAX, BEAT_MODELS_MAX
+from cluster.registry.proofs import printable
 
 DETAIL_CHARS_MAX: Final = 500
 """A heartbeat has this much of the reason for a state."""
@@ -37,5 +38,5 @@ def announced(entries: Iterable[Mapping[str, Any]], adapters: Mapping[str, str])
 
 
 def detail(reason: str) -> str:
-    """The reason for a state, from an engine's log perhaps, without control characters, colours and tabs."""
-    return "".join(char if char.isprintable() else " " for char in reason[:DETAIL_CHARS_MAX])
+    """The reason for a state, from an engine's log perhaps, with a space for each tab and control character."""
+    return printable(reason, DETAIL_CHARS_MAX, " ")

@@ -22,6 +22,7 @@ from cluster.ids import InstanceId, engine_of
 from cluster.instance import Role
 from cluster.keys import key_in, whose
 from cluster.readable import deadline_in, object_in, too_large_here
+from cluster.urls import netloc
 from kvtransfer.signed import SIGNATURE, TO, Judge, ask_in
 from kvtransfer.ticket import SigningKey
 
@@ -262,4 +263,4 @@ async def listen(app: web.Application, host: str, port: int, flag: str = "--agen
             raise cannot_listen(host, port, error, flag) from None
         raise
     bound = runner.addresses[0][1]
-    return runner, f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+    return runner, f"http://{netloc(host, bound)}"

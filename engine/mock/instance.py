@@ -15,13 +15,14 @@ from cluster.errors import bad_request
 from cluster.ids import InstanceId, engine_of, rank_of
 from cluster.instance import Load
 from cluster.readable import json_in
+from cluster.urls import netloc
 from engine.mock.clock import Clock, WallTime
 from engine.mock.faults import ON_INSTANCE, Active, FaultKind, MockFaults, read_faults
 from engine.mock.frontend import Frontend
 from engine.mock.handoffs import MockHandoffs, Spawn
 from engine.mock.listener import MockListener
 from engine.mock.metrics import Metrics
-from engine.mock.peers import HttpPeers, base_url
+from engine.mock.peers import HttpPeers
 from engine.mock.routes import Routes
 from engine.mock.serving import Serving
 from engine.mock.settings import MockSettings
@@ -104,7 +105,7 @@ class MockInstance:
     @property
     def url(self) -> str:
         """Base URL at which its engine answers."""
-        return base_url(reachable(self.front.host), self.front.port)
+        return f"http://{netloc(reachable(self.front.host), self.front.port)}"
 
     @property
     def alive(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from cluster.urls import netloc
 from engine.mock.handoffs import BlocksRead, MockHandoffs
 from engine.mock.transfer import Producer
 from engine.twin.request import HoldSource
@@ -92,15 +93,10 @@ class HttpPeers:
     async def _ask(self, producer: Producer, what: str, body: dict[str, Any]) -> dict[str, Any] | None:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S))
-        url = f"{base_url(producer.host, producer.port)}/mock/{what}"
+        url = f"http://{netloc(producer.host, producer.port)}/mock/{what}"
         try:
             async with self._session.post(url, json={"engine_id": producer.engine_id, **body}) as response:
                 answer = await response.json() if response.status == 200 else None
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError, RecursionError):
             return None
         return answer if isinstance(answer, dict) else None
-
-
-def base_url(host: str, port: int) -> str:
-    """The URL of a server without a path. An IPv6 address stands in brackets."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

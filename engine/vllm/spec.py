@@ -9,6 +9,7 @@ from typing import Literal
 from cluster.errors import UsageError
 from cluster.ids import RANK_MARK, RANKS_MAX, InstanceId, ranks_of
 from cluster.instance import Role
+from cluster.urls import netloc
 from engine.vllm.tiers import Tiers
 
 Device = Literal["cpu", "gpu"]
@@ -108,7 +109,7 @@ class EngineSpec:
     def url(self) -> str:
         """Base URL of the engine from this machine. An engine that listens everywhere is reached on loopback."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        return f"http://{netloc(host, self.port)}"
 
     @property
     def pins(self) -> bool:

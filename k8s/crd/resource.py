@@ -17,7 +17,7 @@ from cluster.spec.parse import parse_value
 from cluster.spec.plan import stems
 from cluster.spec.problems import FieldPath, nearest, quoted, shown_path
 from cluster.spec.reader import Reader
-from cluster.spec.rules import FloorOf
+from cluster.spec.rules import FloorOf, all_pools
 from cluster.spec.tree import Malformed, MappingNode, tree_of
 from k8s.crd.names import NAME_CHARS_MAX, short
 from k8s.crd.settings import Kubernetes
@@ -195,14 +195,11 @@ def _wide(spec: Spec, kubernetes: Kubernetes, where: str) -> Iterator[Problem]:
     knows its rank, and no pod here starts one.
     """
     most = kubernetes.node_gpus
-    for number, model in enumerate(spec.models):
-        for name, (role, pool) in model.pools.every().items():
-            if pool.shape.gpus > most:
-                inner = (name,) if name == role.value else ("extra", name)
-                field = shown_path(("models", number, "pools", *inner, "shape"))
-                message = f"an instance does not span several nodes on Kubernetes, and a node has {most} GPUs"
-                fix = f"choose a shape of at most {most}, or write in `kubernetes.node_gpus` how many your nodes have"
-                yield _problem(where, field, message, fix, f"{pool.shape.gpus} GPUs")
+    for path, _, pool in all_pools(spec):
+        if pool.shape.gpus > most:
+            message = f"an instance does not span several nodes on Kubernetes, and a node has {most} GPUs"
+            fix = f"choose a shape of at most {most}, or write in `kubernetes.node_gpus` how many your nodes have"
+            yield _problem(where, shown_path((*path, "shape")), message, fix, f"{pool.shape.gpus} GPUs")
 
 
 def _templates(kubernetes: Kubernetes, where: str) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ import aiohttp
 from cluster.bounded import PLAIN, Unfit, whole_body
 from cluster.ids import InstanceId, engine_of
 from cluster.instance import Role
+from cluster.urls import netloc
 from k8s.operator.secrets import Access
 from k8s.plan.children import ADMIN_PORT
 from k8s.plan.observe import INSTANCE, is_true, pods_by_instance
@@ -169,8 +170,7 @@ def _name(pod: Json) -> str:
 
 def _url(pod: Json, port: int, path: str) -> str | None:
     address = pod.get("status", {}).get("podIP")
-    host = f"[{address}]" if address and ":" in address else address
-    return f"http://{host}:{port}{path}" if address else None
+    return f"http://{netloc(address, port)}{path}" if address else None
 
 
 def attainment_in(word: Json) -> float | None:

@@ -28,8 +28,8 @@ REQUESTS: Final = 12
 """The number of requests shown with their decisions: so many open ones, and so many that have ended."""
 
 PAIRS: Final = 200
-"""The number of pairs that one router reports: first those that may not hand over now, then those that failed most. A
-pair that is not among them may be unproven: instances' circle numbers tell."""
+"""The number of pairs that one router reports: first those that may not hand over now, then those that failed most. Of
+the others, where proofs are needed, those may hand over whose P's `gives` and D's `takes` are equal and not 0."""
 
 _SHARES: Final = (0.5, 0.9, 0.99)
 

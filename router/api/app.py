@@ -17,6 +17,7 @@ from cluster.errors import ApiError, UsageError, cannot_listen
 from cluster.http.headers import Headers
 from cluster.readable import SMALL_BYTES_MAX
 from cluster.registry.registry import Registry
+from cluster.urls import netloc
 from router.api.config import RouterConfig
 from router.api.endpoints import admin_app, public_app
 from router.api.generation import Generation
@@ -35,9 +36,8 @@ ADMIN_GUESTS_MAX = 256
 """The number of connections of the admin side: pages, scrapers and router peers keep a few each. Fewer if the process
 has few descriptors."""
 
-
 CUT_OFF_S = 0.1
-"""Seconds that aiohttp gives a request twice, when the time to finish is over: then it cancels the request."""
+"""Once `drain_s` is over, aiohttp waits so many seconds for a request, cancels it, and waits as long for its end."""
 
 
 async def serve(
@@ -160,7 +160,7 @@ class _Sides:
         for listening in server.sockets:
             limit_untaken(listening, self._config.client_stall_s)
         bound = server.sockets[0].getsockname()[1]
-        return f"{'http' if tls is None else 'https'}://{f'[{host}]' if ':' in host else host}:{bound}"
+        return f"{'http' if tls is None else 'https'}://{netloc(host, bound)}"
 
     async def close(self) -> None:
         """Accept no more connections, let begun answers end within ``drain_s``, and cut the others off."""

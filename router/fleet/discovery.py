@@ -211,7 +211,7 @@ class Discovery:
                 failed = False
             except RegistryDown:
                 pass  # `read` reports the outage
-            except Exception:
+            except Exception:  # a bug: if this loop ended, the others would take this router for gone
                 if not failed:
                     logger.exception("this router could not announce itself; it tries again every %g s", BEAT_EVERY_S)
                 failed = True

@@ -40,9 +40,9 @@ AT_ONCE: Final = 8
 """The number of simultaneous proofs of unproven instances; an instance is in one of them at a time."""
 TOLD_AT_ONCE: Final = 64
 """In a fleet up to this size, each proof is reported at once. In a larger one, where a report costs milliseconds,
-proofs of unproven instances are reported together..."""
+proofs of unproven instances are reported together, every `TOLD_EVERY_S`."""
 TOLD_EVERY_S: Final = 1.0
-"""... with this pause between two reports."""
+"""The pause between two such reports while proofs run, in seconds."""
 LEG_S: Final = 30.0
 """A leg that takes longer says nothing about its pair."""
 SILENT_S: Final = pair_proofs.TRIES * LEG_S + pair_proofs.LATER_S

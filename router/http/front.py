@@ -458,7 +458,7 @@ class ClientConnection(asyncio.Protocol):
         self._buffer, self._unheard = b"", True
         self._front.answers.refuse(self._outlet(keep=False), problem, client_id, close=True)
 
-    # -- aiohttp's --
+    # -- aiohttp's, and other events --
 
     def _go_cold(self, end: int) -> None:
         """Hand the request whose head is read to aiohttp."""

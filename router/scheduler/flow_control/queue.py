@@ -126,8 +126,7 @@ class FlowControlQueue:
         known = self._entries.get(request)
         kind = _kind(wanted)
         # An aged request is late, and its entry is not: it keeps its place, and passes on the call that found it none.
-        alike = known is not None and known.kind == kind and known.ttft_ms == wanted.ttft_ms
-        if alike and known is not None and known.late <= wanted.late:
+        if known is not None and known.kind == kind and known.ttft_ms == wanted.ttft_ms and known.late <= wanted.late:
             return
         number = known.number if known is not None else self._next()
         tried, again = self._called.get(request), request in self._again
