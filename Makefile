@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long test-compiled check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-admission bench-plan licences audit plan-example test-k8s bench-scaling wheel helm
+.PHONY: setup serve test test-long test-compiled test-gpu check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-admission bench-plan licences audit plan-example test-k8s bench-scaling wheel helm
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -30,6 +30,9 @@ test-long: setup helm ## what takes longer: tests marked long, live ones with vL
 	@$(BIN)/python -m pytest tests/live -m "live and not long" --connector nixl $(ARGS)
 	@$(BIN)/python -m pytest tests/property --hypothesis-profile=searching $(ARGS)
 	@$(BIN)/python -m pytest tests/fuzz --fuzz-s 600 $(ARGS)
+
+test-gpu: setup ## live tests with their engines on this machine's first GPU (five minutes on an H200)
+	@$(BIN)/python -m pytest --gpu -m live tests/live/test_connector.py tests/live/test_connector_faults.py tests/live/test_handoff.py tests/live/test_seeding.py tests/live/test_guard.py $(ARGS)
 
 compile: setup ## compile router and simulator to machine code: half the CPU of a simulation, a fifth to a quarter less in a router (two minutes; needs a C compiler)
 	@$(BIN)/python -m tools.compile

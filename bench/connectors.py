@@ -90,6 +90,11 @@ CONTESTANTS: Final = {
 }
 
 
+ON_GPU: Final = ("--kv-cache-memory-bytes", str(8 << 30), "--enforce-eager")
+"""Flags of engines on GPUs: both start at the same time, and compile nothing. The step without CUDA graphs is slower
+for all connectors alike."""
+
+
 def groups(only: Sequence[str], *, one_by_one: bool) -> list[dict[str, Contestant]]:
     """The connectors that are measured at the same time: those that are idle without requests."""
     alone = [{name: CONTESTANTS[name]} for name in only if one_by_one or not CONTESTANTS[name].paced]
@@ -108,7 +113,7 @@ def engines(contestant: Contestant, model: Model, folder: Path, gpus: Sequence[s
         {"p": Role.PREFILL, "d": Role.DECODE},
         transfer=lambda role: contestant.transfer(role, "cuda" if gpus else "cpu"),
         more=more,
-        flags=model.flags,
+        flags=(*model.flags, *(ON_GPU if gpus else ())),
         paced=contestant.paced,
         gpus=tuple(gpus),
     )

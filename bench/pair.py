@@ -22,7 +22,7 @@ from engine.vllm.child import CPU_SITE, end_session
 from engine.vllm.command import command, environment
 from engine.vllm.placement import CudaGpu, share
 from engine.vllm.scratch import scratch
-from engine.vllm.spec import EngineSpec
+from engine.vllm.spec import EngineSpec, given
 from kvtransfer.door import introduce_each_other
 
 START_S = 240.0
@@ -72,7 +72,8 @@ class Engines:
     """Whether NIXL's progress thread is paced from outside (`engine/vllm/cpu_site`); Baton's connector paces its
     own."""
     gpus: tuple[str, ...] = ()
-    """GPUs for the engines in turn; if there are too few, engines share a GPU's memory. Without GPUs, one core each."""
+    """GPUs for the engines in turn; if there are too few, engines share a GPU's memory. Without GPUs, one core each.
+    With ``--kv-cache-memory-bytes`` in `flags` they start at the same time."""
     connected: bool = True
     """Whether they have a connector at all; False: vLLM alone."""
     introduced: bool = True
@@ -85,7 +86,8 @@ class Engines:
         try:
             for number, (name, role) in enumerate(self.roles.items()):
                 self.running[name] = self._start(name, role, number)
-                if self.gpus:  # vLLM measures free memory while it starts: two starts at once mislead each other
+                if self.gpus and not given(self.flags, "--kv-cache-memory-bytes"):
+                    # vLLM measures free memory while it starts: two starts at once mislead each other
                     _wait(self.running[name])
             for engine in self.running.values():
                 _wait(engine)

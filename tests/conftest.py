@@ -51,7 +51,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kubeconfig", default="", help=told)
     told = "the live tests of kinds of models write what they see (docs/benchmarks/kinds.json), instead of comparing"
     parser.addoption("--publish-kinds", action="store_true", help=told)
+    told = "live tests' engines compute on this machine's first GPU (default: on its cores)"
+    parser.addoption("--gpu", action="store_true", help=told)
     parser.addoption("--fuzz-seed", type=int, default=None, help="fuzz tests run the one case of this seed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find the GPU for `--gpu`. Without one the run ends at once: tests on cores would not be what was asked for."""
+    if not config.getoption("--gpu"):
+        return
+    from support.device import use_gpu
+
+    from engine.vllm.hardware import find_hardware  # not above: what is compiled has to be used first
+
+    found = find_hardware()
+    if not found.gpus:
+        pytest.exit(f"--gpu: no GPU was found for vLLM {found.vllm or '(not installed)'} (make setup DEVICE=gpu)", 2)
+    use_gpu(found.gpus[0].id)
 
 
 def kind(item: pytest.Item) -> str:

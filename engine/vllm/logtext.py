@@ -34,6 +34,8 @@ _PREFIX = re.compile(
     """,
     re.VERBOSE,
 )
+_NO_ERROR = re.compile(r"^(?:\([^()]*pid=\d+\)\s?)?(?:DEBUG|INFO|WARNING)\s[\d-]+\s[\d:]+\s\[")
+"""The beginning of a line with which vLLM goes on: a package that is optional and could not be imported, say."""
 _ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failure))\b(?P<text>:.*)?$")
 _USAGE = re.compile(r"^[\w.-]+: error: (?P<text>.+)$")
 _MODULES = re.compile(r"^(?:\w+\.)+(?=\w+\b)")
@@ -61,9 +63,9 @@ def reason(lines: Sequence[str]) -> str | None:
     """The line that says why vLLM ended: a wrong flag, or the error that its first traceback ends with; else None.
 
     The first error counts, not the last: later ones come from processes that notice the first one's end. An error that
-    only points to another is skipped if there is another.
+    only points to another is skipped if there is another. Tracebacks in warnings end nothing.
     """
-    bare = [_PREFIX.sub("", line).rstrip() for line in lines]
+    bare = [_PREFIX.sub("", line).rstrip() for line in lines if not _NO_ERROR.match(line)]
     pointer = None
     for at, line in enumerate(bare):
         usage = _USAGE.match(line)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import device
 from support.cluster import Cluster, within
 from support.kinds import Table
 
@@ -28,7 +30,10 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     connector = request.config.getoption("--connector")
     # The router hands over whenever it can, because these tests are about hand-overs (`support.hands_over`).
     words = f"transfer: {{connector: {connector}}}\nrouter: {{policy: least_load}}\n"
-    file.write_text(f"{EXAMPLE.read_text()}{words}")
+    pools = EXAMPLE.read_text()
+    if args := device.engine_args():
+        pools = pools.replace("start: 1}", f"start: 1, engine_args: {json.dumps(args)}}}")
+    file.write_text(f"{pools}{words}")
     running = Cluster.start(state, str(file))
     try:
         running.wait_ready()

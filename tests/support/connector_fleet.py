@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from support import device
 from support.cluster import within
 from support.engine_pair import RandomPrompts, ask, load
 
@@ -186,13 +187,20 @@ def faulty_fleet(
         extra = {"door": str(mine / "door"), "faults": str(mine / "faults"), "kv_lease_duration": 60}
         return json.dumps({
             "kv_connector": "BatonConnector", "kv_connector_module_path": "support.faulty_connector",
-            "kv_role": "kv_both", "kv_buffer_device": "cpu", "kv_load_failure_policy": "recompute",
+            "kv_role": "kv_both", "kv_buffer_device": "cuda" if device.gpus() else "cpu",
+            "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {**extra, "digests": digests},
         })  # fmt: skip
 
     paths = ":".join(filter(None, [TESTS, os.environ.get("PYTHONPATH")]))
     engines = FaultyEngines(
-        folder, str(model_path()), ROLES, transfer=transfer, flags=flags, more={"extra_env": dict(env or {})}
+        folder,
+        str(model_path()),
+        ROLES,
+        transfer=transfer,
+        flags=(*flags, *device.flags()),
+        more={"extra_env": dict(env or {})},
+        gpus=device.gpus(),
     )
     with patch.dict(os.environ, PYTHONPATH=paths), engines:
         fleet = FaultyFleet(engines, folder)

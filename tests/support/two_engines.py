@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from support import device
 from support.cluster import within
 from support.engine_pair import COMPLETIONS, RandomPrompts, ask, get
 
@@ -69,5 +70,5 @@ def real_engines(folder: Path, *, another: str = "") -> Iterator[Engines]:
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make setup")
     roles = {"p": Role.PREFILL, "d": Role.DECODE, **({another: Role.DECODE} if another else {})}
-    with Engines(folder, str(model_path()), roles) as running:
+    with Engines(folder, str(model_path()), roles, flags=device.flags(), gpus=device.gpus()) as running:
         yield running

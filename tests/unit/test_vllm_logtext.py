@@ -53,6 +53,23 @@ def test_a_wrong_value_with_its_explanation() -> None:
     )
 
 
+def test_a_traceback_in_a_warning_is_not_the_reason() -> None:
+    """Seen on a GPU: vLLM warns that an optional package cannot be imported and goes on. Triton's failure ends it."""
+    warning = "(EngineCore pid=2744) WARNING 11-26 06:32:39 [import_utils.py:417] "
+    lines = [
+        f"{warning}Traceback (most recent call last):",
+        f'{warning}  File "/site-packages/vllm/utils/import_utils.py", line 415, in _has_module',
+        f"{warning}    importlib.import_module(module_name)",
+        f"{warning}ModuleNotFoundError: No module named 'nixl_ep_cu13.nixl_ep_cpp_torch213'",
+        f"{ERROR}Traceback (most recent call last):",
+        f'{ERROR}  File "/site-packages/vllm/v1/engine/core.py", line 1482, in run_engine_core',
+        f"{ERROR}PermissionError: [Errno 13] Permission denied: '/site-packages/triton/backends/nvidia/bin/ptxas'",
+    ]
+    denied = "PermissionError: [Errno 13] Permission denied: '/site-packages/triton/backends/nvidia/bin/ptxas'"
+    assert reason(lines) == denied
+    assert reason(lines[:4]) is None
+
+
 def test_the_first_traceback_counts_not_those_of_other_processes() -> None:
     lines = [
         f"{ERROR}Traceback (most recent call last):",
