@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--role", choices=roles, default="both", help="the legs that it runs (default %(default)s)")
     add("--flips", action="store_true", help="it may take another role while it runs: POST /role to its agent")
     add("--name", metavar="NAME", help="name of the instance (default: ROLE-0)")
-    add("--host", default="127.0.0.1", help="address it listens on (default %(default)s)")
+    add("--host", default=LOOPBACK, help="address it listens on, and announces (default %(default)s)")
     add("--port", type=int, default=0, help="its port, 0 = a free one (default %(default)s)")
     add("--side-channel-host", metavar="HOST", help="address for NIXL handshakes (default: --host)")
     add("--side-channel-port", type=int, default=0, metavar="PORT", help="their port, 0 = a free one (default 0)")
@@ -406,6 +406,11 @@ def _warn_unreachable(args: argparse.Namespace) -> None:
                 f"baton: {flag} {host or repr(host)}: this is every address of this machine; routers on other "
                 f"machines cannot reach what is announced: give {flag} the address under which they do"
             )
+    if is_loopback(args.host) and not args.lifeline:  # `baton up` has a router of its own on this machine
+        say(
+            f"baton: --host {args.host}: only this machine reaches it, and --registry is on {place}: routers and "
+            "instances on other machines cannot reach what is announced: give --host the address under which they do"
+        )
 
 
 def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, port: int, ranks: int) -> str:

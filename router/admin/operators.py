@@ -38,7 +38,7 @@ from router.admin.scrape import Scrape
 from router.core.clients import Keys
 from router.fleet import events
 from router.fleet.discovery import Discovery
-from router.fleet.quarantine import Quarantine, Word
+from router.fleet.quarantine import WORDS_MAX, Quarantine, Word
 from router.http.cold import json_response
 from router.request.parts import Parts
 
@@ -239,7 +239,8 @@ class Operators:
         for name, answer in answers.items():
             said = read_answer(answer)
             told[name] = said if isinstance(said, str) else "told"
-        return json_response({"instance": instance, "quarantined": aside, "routers": told})
+        stands = instance in self.quarantine.aside  # another router's words may have displaced it meanwhile
+        return json_response({"instance": instance, "quarantined": stands, "routers": told})
 
     def _must_know(self, instance: InstanceId, *, aside: bool) -> None:
         known = self._parts.view.knows(instance) or (not aside and instance in self.quarantine.aside)
@@ -255,7 +256,15 @@ class Operators:
             self._set_aside()
 
     def _set_aside(self) -> None:
-        """Tell the view; waiting requests may find room."""
+        """Tell the view; waiting requests may find room. Say which instances are back, as others displaced them."""
+        for instance, word in self.quarantine.take_displaced().items():
+            self._parts.meters.displaced.inc()
+            logger.warning(
+                "%s is not set aside any more (%s had set it aside: %s): several routers together have set more than "
+                "%d instances aside, the most that they announce. Let another one in first (`GET /quarantine` lists "
+                "them, `DELETE /quarantine/ID` lets one in), then set %s aside again",
+                *(instance, word.router, word.because or "no reason given", WORDS_MAX, instance),
+            )
         self._parts.dispatch.fleet.handle(events.SetAside(dict(self.quarantine.aside)), time.monotonic())
         self._parts.dispatch.fleet_changed()
 

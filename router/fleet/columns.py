@@ -43,7 +43,7 @@ class Columns:
     busy: Ints
     """`inflight` with `waiting` as tie-break, in one number, to save a second comparison."""
     sent: Ints
-    """All legs ever sent to the instance."""
+    """All legs ever sent to the instance (`InstanceView.sent`)."""
     running: Ints
     waiting: Ints
     kv_usage: Floats
@@ -126,10 +126,10 @@ class Columns:
         """The set of instances that may be chosen has changed: drop what was derived from it."""
         self.version += 1
 
-    def least_sent(self, role: Role) -> int:
-        """The fewest legs that a ready instance of this role was ever sent; 0: there is none."""
+    def least_sent(self, role: Role, alone: int = 0) -> int:
+        """The fewest legs that a ready instance of this role was ever sent. `alone`: the result if there is none."""
         alike = self.ready & (self.prefills == role.prefills) & (self.decodes == role.decodes)
-        return int(self.sent[alike].min()) if alike.any() else 0
+        return int(self.sent[alike].min()) if alike.any() else alone
 
     def set_inflight(self, row: int, legs: int) -> None:
         """Set the legs in flight, and `busy`, which is derived from them."""
@@ -223,8 +223,13 @@ class InstanceView:
         self.turn(instance)
 
     def turn(self, instance: Instance) -> None:
-        """Take the same incarnation, perhaps in another role."""
-        self.instance, columns = instance, self._columns
+        """Take the same incarnation, perhaps in another role. Its legs run on; how many it was ever sent says nothing
+        in another pool, so it begins with the fewest that were sent to an instance there.
+        """
+        columns = self._columns
+        if instance.role is not self.instance.role:
+            self.sent = columns.least_sent(instance.role, self._sent)
+        self.instance = instance
         columns.prefills[self.row], columns.decodes[self.row] = instance.role.prefills, instance.role.decodes
         columns.weights[self.row] = columns.number(instance.weights)
         columns.node[self.row] = columns.number(instance.node)
@@ -405,8 +410,8 @@ class InstanceView:
 
     @property
     def sent(self) -> int:
-        """All legs ever sent to the instance, and those that others of its role were sent while it was not ready:
-        breaks ties, so that equal instances take turns.
+        """All legs ever sent to the instance, and those that others of its role were sent while it was not ready or had
+        another role: breaks ties, so that equal instances take turns.
         """
         return self._sent
 

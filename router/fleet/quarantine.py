@@ -20,7 +20,13 @@ from typing import Final, NamedTuple
 from cluster.ids import InstanceId
 
 WORDS_MAX: Final = 32
-"""The number of instances with a word; when full, those readmitted longest ago go first, then the oldest."""
+"""The number of instances with a word. A router sets no more instances aside (`Quarantine.refusal`), but several
+routers that do so at the same time can have more together. Then words are *displaced*, at all routers the same ones:
+first those of readmitted instances, then the others; of each kind those with the lowest stamp, on a tie those of the
+lowest router name."""
+
+DISPLACED_MAX: Final = 128
+"""Displaced instances that a router remembers, so that it reports each once; the oldest are forgotten first."""
 
 BECAUSE_MAX: Final = 120
 """The longest reason in characters: every announcement carries all reasons."""
@@ -56,6 +62,10 @@ class Quarantine:
         self._words: Final[dict[InstanceId, Word]] = {}
         self._believed = STAMPS_AHEAD
         """The highest stamp that is believed."""
+        self._displaced: Final[dict[InstanceId, Word]] = {}
+        """Words that set an instance aside and were displaced: a router that has not heard so announces them again."""
+        self._unreported: Final[dict[InstanceId, Word]] = {}
+        """Those of them that `take_displaced` has not returned."""
 
     def say(self, instance: InstanceId, *, aside: bool, because: str = "") -> None:
         """An operator has told this router."""
@@ -77,8 +87,8 @@ class Quarantine:
         )
 
     def hear(self, words: Mapping[InstanceId, Word]) -> bool:
-        """Take another router's words; returns whether one is new."""
-        changed, believed = False, self._believed
+        """Take another router's words; returns whether anything is new: a word here, or one that is displaced."""
+        before, believed = dict(self._words), self._believed
         for instance, word in words.items():
             known = self._words.get(instance)
             if not _sound(instance, word):
@@ -88,14 +98,36 @@ class Quarantine:
                 continue
             if known is None or (word.stamp, word.router) > (known.stamp, known.router):
                 self._words[instance] = word
-                changed = True
-        if changed:
-            self._forget()
-        return changed
+        return self._forget() or self._words != before
 
-    def _forget(self) -> None:
+    def take_displaced(self) -> dict[InstanceId, Word]:
+        """The words that set an instance aside and were displaced by those of other routers, each once."""
+        taken = dict(self._unreported)
+        self._unreported.clear()
+        return taken
+
+    def _forget(self) -> bool:
+        """Keep the bound. Returns whether a word is displaced that was not before."""
+        found = False
         while len(self._words) > WORDS_MAX:
-            del self._words[min(self._words, key=lambda name: (self._words[name].aside, self._words[name].stamp))]
+            name = min(self._words, key=self._rank)
+            word = self._words.pop(name)
+            if word.aside and self._displaced.get(name) != word:
+                self._displaced[name] = self._unreported[name] = word
+                found = True
+        for name in self._words.keys() & self._displaced.keys():
+            del self._displaced[name]
+            self._unreported.pop(name, None)
+        while len(self._displaced) > DISPLACED_MAX:
+            oldest = next(iter(self._displaced))
+            del self._displaced[oldest]
+            self._unreported.pop(oldest, None)
+        return found
+
+    def _rank(self, name: InstanceId) -> tuple[bool, int, str, InstanceId]:
+        """The order in which words are kept. It is total: all routers displace the same."""
+        word = self._words[name]
+        return word.aside, word.stamp, word.router, name
 
     @property
     def words(self) -> dict[InstanceId, Word]:

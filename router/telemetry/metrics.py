@@ -102,6 +102,8 @@ class RouterMetrics:
         told = "Entries of the decision log that could not be written; requests are served all the same."
         self.log_dropped = Counter("baton_decision_log_dropped", told, registry=self.registry)
         self._notes_lost = _notes_lost(self.registry)
+        told = "Instances let in again, as routers together had set aside more than they announce; each router counts."
+        self.displaced = Counter("baton_quarantine_displaced", told, registry=self.registry)
         self.pairs = Pairs()
         self.registry.register(_PairFailures(self.pairs))
         self.recomputed = Recomputed()

@@ -27,6 +27,7 @@ from kvtransfer.signed import BY, LIFE_S, READER, SIGNATURE, TO, Ask, signed_hea
 from kvtransfer.ticket import SKEW_S, SigningKey
 from router.admin.peers import FROM, PeerAnswer, RouterPeers
 from router.api.config import RouterConfig
+from router.fleet.quarantine import WORDS_MAX
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 FLEET_KEY = SigningKey("k1", b"s" * 32)
@@ -213,6 +214,30 @@ async def test_quarantine_holds_at_every_router_and_at_later_ones(replicas: Repl
         while (await replicas.get(first, "/quarantine"))[1]["quarantined"]:
             await asyncio.sleep(0.02)
     assert (await replicas.change("POST", first, "/quarantine/nobody"))[0] == 404
+
+
+async def test_an_instance_that_other_routers_words_displace_is_logged_and_counted_once(
+    replicas: Replicas, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Several routers can set more instances aside together than any of them announces."""
+    admin = await replicas.router()
+    await replicas.see_each_other()
+    assert (await replicas.change("POST", admin, "/quarantine/d", json={"because": "slow"}))[0] == 200
+    crowd = {f"x{number}": (9, True, "", "router-else") for number in range(WORDS_MAX)}
+    for seq in range(1, 4):
+        await replicas.registry.beat(
+            Heartbeat(
+                id=InstanceId("router-else"), agent="else", seq=seq, kind=MemberKind.ROUTER, state=MemberState.READY,
+                url="http://127.0.0.1:9", quarantined=crowd,
+            )
+        )  # fmt: skip
+        async with asyncio.timeout(5):
+            while (await replicas.states(admin))["d"] != "up":
+                await asyncio.sleep(0.02)
+    assert "d" not in (await replicas.get(admin, "/quarantine"))[1]["quarantined"]
+    assert "baton_quarantine_displaced_total 1.0" in (await replicas.get(admin, "/metrics"))[1]
+    (line,) = [each.getMessage() for each in caplog.records if "is not set aside any more" in each.getMessage()]
+    assert line.startswith("d is not set aside any more") and "slow" in line and "DELETE /quarantine/ID" in line
 
 
 async def test_drain_goes_to_the_agent(replicas: Replicas) -> None:

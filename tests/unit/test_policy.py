@@ -295,6 +295,34 @@ def test_an_instance_that_was_sent_more_than_the_others_keeps_its_count() -> Non
     assert answered_by(view, 5) == {"b": 5}
 
 
+@pytest.mark.parametrize("before", [0, 5, 2000])
+def test_an_instance_that_takes_another_role_takes_turns_with_those_that_have_it(before: int) -> None:
+    """Legs that it was sent in its former role do not count among those that its new pool was sent. Its legs run on."""
+    view, turned = FleetView(), InstanceId("c")
+    others = (reported("a", Role.DECODE), reported("b", Role.DECODE))
+    view.fold((*others, reported("c", Role.PREFILL)))
+    for each in others:
+        view.seen(each.instance.id, None, None)
+        legs(view, each.instance.id, 1000)
+    view.seen(turned, None, None)
+    legs(view, "c", before)
+    view.leg_started(turned)
+    view.fold((*others, reported("c", Role.DECODE)))
+    assert (view.get(turned).inflight, view.all().columns.inflight[view.get(turned).row]) == (1, 1)
+    assert answered_by(view, 4) == {"a": 2, "b": 2}, "its prefill leg still runs there"
+    view.leg_ended(turned)
+    assert view.get(turned).inflight == 0
+    taken = answered_by(view, 12)
+    assert sorted(taken) == ["a", "b", "c"] and max(taken.values()) <= 6, taken
+
+
+def test_an_instance_that_is_alone_in_its_new_role_keeps_its_count() -> None:
+    view = fleet(("a", Role.PREFILL), ("b", Role.DECODE))
+    legs(view, "b", 5)
+    view.add(Instance(id=InstanceId("a"), role=Role.BOTH, url="http://a"))
+    assert (view.get(InstanceId("a")).sent, view.get(InstanceId("b")).sent) == (0, 5)
+
+
 def test_a_pair_that_does_not_work_is_not_chosen_and_both_its_instances_are() -> None:
     view = fleet(*TWO_BY_TWO)
     hear(view, {"d0": ("p0",)})

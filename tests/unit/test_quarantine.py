@@ -13,7 +13,7 @@ from router.core.journey import Choose, Chosen
 from router.core.values import Wanted
 from router.fleet import events
 from router.fleet.events import entry_of
-from router.fleet.quarantine import BECAUSE_MAX, STAMP_MAX, STAMPS_AHEAD, WORDS_MAX, Quarantine, Word
+from router.fleet.quarantine import BECAUSE_MAX, DISPLACED_MAX, STAMP_MAX, STAMPS_AHEAD, WORDS_MAX, Quarantine, Word
 from router.fleet.view import FleetView
 from router.scheduler.decision_log import DecisionLog, fleet_of, scheduler_of
 from router.scheduler.placements import SchedulingContext
@@ -63,6 +63,89 @@ def test_a_quarantine_is_bounded_and_fits_a_heartbeat() -> None:
     said = {str(name): tuple(word) for name, word in kept.words.items()}
     beat = Heartbeat(id=InstanceId("r"), agent="r", url="http://r", kind=MemberKind.ROUTER, quarantined=said)
     assert decode(encode(beat)) == (beat, "")
+
+
+def two_that_hold_too_many() -> tuple[Quarantine, Quarantine]:
+    """Two routers whose operators have set 17 and 16 different instances aside at the same time: one more than fits."""
+    one, other = Quarantine("one"), Quarantine("other")
+    for number in range(17):
+        one.say(InstanceId(f"a{number}"), aside=True, because="x")
+    for number in range(16):
+        other.say(InstanceId(f"b{number}"), aside=True, because="y")
+    assert len(one.words) + len(other.words) == WORDS_MAX + 1
+    return one, other
+
+
+@pytest.mark.parametrize("one_reads_first", [True, False])
+def test_routers_that_hold_too_many_words_together_drop_the_same_one(*, one_reads_first: bool) -> None:
+    """Before, each dropped its own oldest word, took the other's, and dropped that: they never agreed."""
+    one, other = two_that_hold_too_many()
+    pairs = [(one, other), (other, one)]
+    for _ in range(3):
+        for reader, said in pairs if one_reads_first else pairs[::-1]:
+            reader.hear(said.words)
+    assert one.words == other.words
+    assert len(one.aside) == WORDS_MAX and "a0" not in one.aside, "of the oldest the one by the lower router name"
+    assert not one.hear(other.words) and not other.hear(one.words), "nothing changes any more"
+
+
+def test_a_word_that_is_displaced_is_named_once_at_every_router_that_knew_it() -> None:
+    one, other = two_that_hold_too_many()
+    before = one.words
+    assert one.hear(other.words) and one.take_displaced() == {"a0": before[InstanceId("a0")]}
+    assert one.take_displaced() == {}
+    assert not one.hear(before) and one.take_displaced() == {}, "a router that has not heard of it yet goes on"
+    assert other.hear(one.words) and other.take_displaced() == {}, "it has never known this word"
+    assert other.hear(before) and set(other.take_displaced()) == {"a0"}
+    assert not other.hear(before) and other.take_displaced() == {}
+
+
+def test_a_displaced_word_that_is_said_again_and_displaced_again_is_named_again() -> None:
+    one, other = two_that_hold_too_many()
+    one.hear(other.words)
+    assert set(one.take_displaced()) == {"a0"}
+    one.say(InstanceId("a1"), aside=False)
+    one.say(InstanceId("a0"), aside=True)
+    assert "a0" in one.aside and one.take_displaced() == {}, "only a word of an instance that is let in made room"
+    crowd = {InstanceId(f"c{number}"): Word(100 + number, True, "", "other") for number in range(WORDS_MAX)}
+    assert one.hear(crowd)
+    assert "a0" in one.take_displaced()
+
+
+def test_what_is_remembered_of_displaced_words_is_bounded() -> None:
+    one = Quarantine("one")
+    for number in range(WORDS_MAX):
+        one.say(InstanceId(f"a{number}"), aside=True)
+    for number in range(3 * DISPLACED_MAX):
+        one.hear({InstanceId(f"c{number}"): Word(1, True, "", "0")})
+    assert len(one._displaced) <= DISPLACED_MAX
+    assert len(one.take_displaced()) <= DISPLACED_MAX
+
+
+CROWD = [InstanceId(name) for name in "abcdef"]
+CROWDED = st.lists(st.tuples(NAMES, st.sampled_from(CROWD), st.booleans() | NAMES), max_size=24)
+
+
+@given(turns=CROWDED, order=st.permutations(["one", "other", "third"]))
+def test_all_agree_in_the_end_also_beyond_the_bound(
+    turns: list[tuple[str, InstanceId, bool | str]], order: list[str]
+) -> None:
+    """Whatever was said and heard, in whatever order: the routers then keep the same words, and stay with them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("router.fleet.quarantine.WORDS_MAX", 2)
+        routers = {name: Quarantine(name) for name in ("one", "other", "third")}
+        for name, instance, what in turns:
+            if isinstance(what, bool):
+                routers[name].say(instance, aside=what)
+            else:
+                routers[name].hear(routers[what].words)
+        for _ in range(4):
+            announced = [routers[name].words for name in order]  # all read the same announcements
+            for name in order:
+                for words in announced:
+                    routers[name].hear(words)
+        assert routers["one"].words == routers["other"].words == routers["third"].words
+        assert not any(routers[name].hear(routers[other].words) for name in order for other in order)
 
 
 def test_an_instance_set_aside_gets_no_request_also_after_a_restart() -> None:

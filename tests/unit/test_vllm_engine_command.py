@@ -133,9 +133,21 @@ def test_a_wildcard_that_is_announced_to_other_machines_is_a_warning(
 ) -> None:
     """Routers on this machine reach the engine, whichever machine the registry is on."""
     spec_of(flag, wildcard, "--registry", "redis://203.0.113.9:6379")
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith(f"baton: {flag} ")]
     assert line.startswith(f"baton: {flag} {wildcard or repr('')}: ")
     assert f"give {flag} the address" in line
+
+
+@pytest.mark.parametrize("host", [None, "127.0.0.1", "127.0.0.2", "localhost", "::1"])
+def test_an_address_of_this_machine_alone_that_is_announced_to_others_is_a_warning(
+    capsys: pytest.CaptureFixture[str], host: str | None
+) -> None:
+    """The default is one. Children of `baton up` (`--lifeline`) are asked by its router, on this machine, alone."""
+    words = () if host is None else ("--host", host)
+    spec_of(*words, "--registry", "redis://203.0.113.9:6379")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"baton: --host {host or '127.0.0.1'}: only this machine reaches it")
+    assert "--registry is on 203.0.113.9" in line and "give --host the address" in line
 
 
 @pytest.mark.parametrize(
@@ -146,7 +158,11 @@ def test_a_wildcard_that_is_announced_to_other_machines_is_a_warning(
         ("--host", "0.0.0.0", "--registry", "redis://localhost:6379"),
         ("--host", "0.0.0.0", "--registry", "rediss://[::1]:6379"),
         ("--host", "0.0.0.0", "--registry", "redis://[not-an-address"),
-        ("--host", "127.0.0.1", "--registry", "redis://203.0.113.9:6379"),
+        (),
+        ("--registry", "redis://127.0.0.1:6379"),
+        ("--registry", "redis://localhost:6379"),
+        ("--registry", "rediss://[::1]:6379"),
+        ("--lifeline", "--registry", "redis://203.0.113.9:6379"),
     ],
 )
 def test_addresses_that_may_be_announced(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
