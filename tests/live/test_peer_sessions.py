@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 from support.cluster import Cluster, with_support, within
+from support.talks import Heard, converse
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -31,32 +31,15 @@ models:
       decode: {start: 1}
 transfer: {connector: baton, peers: PEERS}
 """
-TALKS, TURNS = 5, 4
-SENTENCE = "On day {} the fox carried the baton to the mill and the owl carried it back. "
+TALKS = 5
 
 
 @dataclass
-class Seen:
-    """What the clients of one cluster saw."""
+class Seen(Heard):
+    """What the clients of one cluster saw, and what its router counted."""
 
-    first_s: list[float] = field(default_factory=list)
-    """Seconds to the first token, of turns after the first."""
-    computed: int = 0
-    """Prompt tokens of those turns that no cache had."""
-    said: list[str] = field(default_factory=list)
     held: float = 0.0
     tokens: float = 0.0
-
-
-def _stream(cluster: Front, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    raw = json.dumps({"model": "baton-tiny", "temperature": 0, "stream": True, **body}).encode()
-    request = urllib.request.Request(
-        f"{cluster.endpoint}/v1/chat/completions", raw, {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        for line in answer:
-            if line.startswith(b"data: {"):
-                yield json.loads(line[6:])
 
 
 @dataclass
@@ -98,43 +81,11 @@ def pairs_only(cluster: Cluster) -> Iterator[Front]:
             process.wait(30)
 
 
-def converse(cluster: Front) -> Seen:
-    """Send one turn of each conversation after the other, then the next turns."""
-    seen, talks = Seen(), [
-        [{"role": "system", "content": "".join(SENTENCE.format(100 * talk + day) for day in range(16))}]
-        for talk in range(TALKS)
-    ]  # fmt: skip
-    for turn in range(TURNS):
-        for number, messages in enumerate(talks):
-            messages.append({"role": "user", "content": f"What happened on day {100 * number + turn}?"})
-            body = {
-                "messages": messages,
-                "max_tokens": 12,
-                "ignore_eos": True,
-                "stream_options": {"include_usage": True},
-            }
-            began, first, text = time.monotonic(), 0.0, ""
-            usage: dict[str, Any] = {}
-            for event in _stream(cluster, body):
-                for choice in event["choices"]:
-                    said = choice["delta"].get("content") or ""
-                    first = first or (time.monotonic() if said or choice["finish_reason"] else 0.0)
-                    text += said
-                usage = event.get("usage") or usage
-            messages.append({"role": "assistant", "content": text})
-            seen.said.append(text)
-            if turn:
-                seen.first_s.append(first - began)
-                cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-                seen.computed += usage["prompt_tokens"] - cached
-    return seen
-
-
 def seen_with(folder: Path, peers: str) -> Seen:
     folder.mkdir()
     with Cluster.of(folder, FILE.replace("PEERS", peers)) as cluster:
         with pairs_only(cluster) as front:
-            seen = converse(front)
+            seen = Seen(**vars(converse(front.endpoint, TALKS)))
             seen.held = front.metric('baton_prefix_sources_total{outcome="held"}')
             seen.tokens = front.metric("baton_prefix_source_tokens_total")
         within(30, cluster.idle)
