@@ -4,6 +4,9 @@ While vLLM starts, it compares the GPU's free memory before its weights and afte
 difference for its own (vLLM 0.32, `vllm/utils/mem_utils.py`, ``total_consumed``). What another engine allocates in
 between makes its KV cache smaller, or leaves none, so that it ends. If another engine frees more than that, it ends,
 too ("Error in memory profiling"). An engine that is ready allocates and frees nothing of that size.
+
+Not covered: an engine that dies while its neighbour starts, and two that die together. Their agents start them again by
+themselves.
 """
 
 from __future__ import annotations
