@@ -102,6 +102,9 @@ def check_gpu(hardware: EngineHardware) -> DoctorFinding:
     """GPUs, if the machine has any."""
     if hardware.gpus:
         return ok("GPU", "; ".join(f"{gpu.name} ({gpu.memory_mib / 1024:.0f} GiB)" for gpu in hardware.gpus))
+    if hardware.blind:
+        fix = "make `nvidia-smi` work, name GPUs in CUDA_VISIBLE_DEVICES, or install vLLM's build for CPUs"
+        return missing("GPU", "none found, and vLLM is the build for GPUs", fix)
     return note("GPU", "none found: engines run on the CPU", "for NVIDIA GPUs, `nvidia-smi` must work")
 
 

@@ -184,11 +184,15 @@ class LocalFleet:
         """Run one program, and run it again if it was killed. If it fails for good, `_failed` decides what ends."""
         restarts = Restarts()
         while not self.stopping.is_set():
+            if not await self._may_run(program):
+                return
             code = await program.run()
             self.codes[program.name] = code
+            member = self.members.of(program)
+            if member is not None:
+                self.members.settled(member)
             if self.stopping.is_set():
                 break
-            member = self.members.of(program)
             if member is not None and (code == 0 or member.leaving):
                 self.board.update(program.name, "stopped", "it was told to leave")  # an operator's doing, no failure
                 self._forget(member)
@@ -206,6 +210,19 @@ class LocalFleet:
         self.board.update(program.name, "stopped")
         if program is self.router.program:
             self._stop_engines()
+
+    async def _may_run(self, program: Program) -> bool:
+        """Wait for an engine's turn to start. False: it is not started, as it is to leave, or the cluster stops."""
+        member = self.members.of(program)
+        if member is None:
+            return True
+        await self.members.turn(member)
+        if not (self.stopping.is_set() or member.leaving):
+            return True
+        self.board.update(program.name, "stopped")
+        if member.leaving:
+            self._forget(member)
+        return False
 
     def _forget(self, member: LocalMember) -> None:
         """Forget an engine that has left, so that no controller lists it, and `baton up` does not wait for it."""
@@ -307,6 +324,7 @@ class LocalFleet:
         if self.stopping.is_set():
             return
         self.stopping.set()
+        self.members.end_turns()
         for program in self._programs():
             if program.running:
                 self.board.update(program.name, "stopping")

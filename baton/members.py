@@ -15,6 +15,7 @@ from baton.board import Board
 from baton.local import Event, Program, baton_words, is_free
 from baton.plan import LOOPBACK, PlacedEngine
 from baton.state import log_folder
+from baton.turns import Turns
 from cluster.ids import InstanceId
 from kvtransfer.asks import doors_of
 from kvtransfer.door import introduce_each_other
@@ -77,6 +78,11 @@ class Members:
         """By pool, engines that were started later and have ended, the oldest first: those whose logs are kept."""
         self._started = asyncio.Event()
         """Set when an engine has become ready since the last introduction."""
+        self._turns = Turns()
+        self._moved = asyncio.Event()
+        """Set when an engine that waits for its turn may look again."""
+        self._over = False
+        """Whether no engine waits for its turn any more."""
 
     def __iter__(self) -> Iterator[LocalMember]:
         return iter([*self._found.values()])
@@ -130,8 +136,34 @@ class Members:
             self._board.update(name, "ready")
             member.ready.set()
             self._started.set()
+            self.settled(member)
         elif event.get("event") == "state" and event["state"] != "ready":
+            if event["state"] == "restarting":
+                self._turns.begin(member.planned)
             self._board.update(name, str(event["state"]), str(event.get("detail", "")))
+
+    async def turn(self, member: LocalMember) -> None:
+        """Wait until the engine may start, and count it as starting. Also returns if it is to leave, or the cluster
+        stops (`end_turns`).
+        """
+        while not (self._over or member.leaving):
+            before = self._turns.before(member.planned)
+            if not before:
+                self._turns.begin(member.planned)
+                return
+            self._board.update(member.name, "starting", f"after {before}, which measures the memory of the same GPU")
+            self._moved.clear()
+            await self._moved.wait()
+
+    def settled(self, member: LocalMember) -> None:
+        """The engine is ready, or its process has ended: the next one on its GPU may start."""
+        self._turns.settled(member.name)
+        self._moved.set()
+
+    def end_turns(self) -> None:
+        """The cluster stops: no engine waits for its turn any more."""
+        self._over = True
+        self._moved.set()
 
     def drain(self, name: str, deadline_s: float) -> None:
         """Let an engine finish its requests within `deadline_s`, and end; routers learn of it first. A second call does
@@ -141,6 +173,7 @@ class Members:
         if member is None or member.leaving or member.failed:
             return
         member.leaving = True
+        self._moved.set()
         self._board.update(name, "stopping", "it drains")
         member.program.stop()
         asyncio.get_running_loop().call_later(deadline_s + OVERDUE_S, _cut_off, member)
@@ -154,6 +187,7 @@ class Members:
             self.remove(member)
             return
         member.leaving = True
+        self._moved.set()
         _cut_off(member)
 
     def close(self) -> None:

@@ -41,8 +41,12 @@ class _Wanted:
 class Pulls:
     """Pulls by the engine's request ids."""
 
-    def __init__(self, peers: ProducerPeers) -> None:
+    def __init__(self, peers: ProducerPeers, *, reads: bool = True) -> None:
+        """`reads`: whether the engine reads from peers at all. One that only produces must not: the blocks that it
+        frees may be written once more by steps under way on its GPU (docs/handoff.md, "On GPUs").
+        """
         self.peers: Final = peers
+        self._reads: Final = reads
         self.counts: Final[Counter[str]] = Counter()
         self.recomputed_tokens = 0
         """Tokens of handed-over prompts that this instance computed nevertheless."""
@@ -55,6 +59,8 @@ class Pulls:
 
     def judge(self, request: str, engine: str, now: float) -> str:
         """Why no blocks can be pulled from this engine for the request; empty: they can. If not, call `local` next."""
+        if not self._reads:
+            return "this engine only produces (kv_role: kv_producer)"
         if engine not in self.peers:
             return f"engine {engine} was not introduced"
         if not self.peers.may_pull(engine, now):

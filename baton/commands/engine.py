@@ -53,7 +53,7 @@ from engine.agent.node import this_node
 from engine.agent.rules import RoleRules
 from engine.vllm.child import EngineChange, EngineProcess, rules_for
 from engine.vllm.evictions import SOCKET, events_path
-from engine.vllm.hardware import find_hardware
+from engine.vllm.hardware import EngineHardware, find_hardware
 from engine.vllm.logfile import default_path
 from engine.vllm.placement import CudaGpu
 from engine.vllm.spec import Connector, Device, EngineSpec, given, ranks_in, value_of
@@ -323,6 +323,21 @@ def agent_host(asked: str | None, engine: str, *, guarded: bool) -> str:
 # -- from flags to a spec --
 
 
+def _found_device(hardware: EngineHardware) -> Device:
+    """The device of an engine for which no GPU is named.
+
+    Raises:
+        UsageError: vLLM's build needs a GPU, and none is found.
+    """
+    if hardware.blind:
+        raise UsageError(
+            "this Python has vLLM's build for GPUs, and no GPU is found: nvidia-smi is missing or lists none, or "
+            "CUDA_VISIBLE_DEVICES hides them. Name them (CUDA_VISIBLE_DEVICES=0, or --gpu 0), or install vLLM's build "
+            "for CPUs"
+        )
+    return hardware.device
+
+
 def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     """The engine that the flags describe.
 
@@ -345,7 +360,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     _warn_unreachable(args)
     port = _port(args.host, args.port, "--port")
     check_instance_keys(ticket_keys, instance)
-    device: Device = "gpu" if gpus or mocked else hardware.device
+    device: Device = "gpu" if gpus or mocked else _found_device(hardware)
     ranks = ranks_in(tuple(args.vllm_args)) if not mocked else mock_ranks(tuple(args.vllm_args))
     connector = connector_for(
         args.transfer,

@@ -286,7 +286,7 @@ class EngineProcess:
         while True:
             reached = told
             for line in self._log.new_lines():
-                reached = stage(line) or reached
+                reached = stage(line, reached)
             if reached != told:
                 told = reached
                 if self._machine.state is EngineState.STARTING:

@@ -128,6 +128,7 @@ def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) ->
         env[FILE_VARIABLE] = spec.ticket_keys_file
     if spec.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
+        env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's numbers; CUDA's own put the fastest GPU first
     if spec.device == "cpu":
         env.update(_cpu_environment(spec, base_env))
     env.update(spec.extra_env)

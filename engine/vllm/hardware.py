@@ -28,6 +28,8 @@ class EngineHardware:
     vllm: str | None
     """Version of vLLM; None if it is not installed."""
     nixl: str | None
+    blind: bool = False
+    """Whether vLLM is the build for GPUs, and no GPU was found: it would start as on a CPU, and fail or be slow."""
 
     @property
     def device(self) -> Device:
@@ -40,23 +42,26 @@ def find_hardware(environ: Mapping[str, str] | None = None) -> EngineHardware:
     environ = os.environ if environ is None else environ
     vllm, for_cpu = _vllm()
     gpus = () if for_cpu else visible_gpus(_ask_nvidia(), environ.get("CUDA_VISIBLE_DEVICES"))
-    return EngineHardware(gpus=gpus, cores=tuple(sorted(os.sched_getaffinity(0))), vllm=vllm, nixl=_version("nixl"))
+    blind = vllm is not None and not for_cpu and not gpus
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    return EngineHardware(gpus=gpus, cores=cores, vllm=vllm, nixl=_version("nixl"), blind=blind)
 
 
 def memory_used_mib() -> dict[str, int]:
     """MiB of each GPU's memory in use by any program, by index and by UUID; empty if the driver cannot tell."""
     found = {}
-    for line in _ask_nvidia("index,uuid,memory.used").splitlines():
+    for line in (_ask_nvidia("index,uuid,memory.used") or "").splitlines():
         index, uuid, used = (field.strip() for field in line.split(",", 2))
         if used.isdecimal():
             found[index] = found[uuid] = int(used)
     return found
 
 
-def _ask_nvidia(fields: str = "index,uuid,memory.total,name") -> str:
+def _ask_nvidia(fields: str = "index,uuid,memory.total,name") -> str | None:
+    """nvidia-smi's lines; None: there is no such program."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return ""
+        return None
     query = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_S, check=True)

@@ -12,19 +12,27 @@ from collections.abc import Sequence
 FIRST_STAGE = "importing vLLM"
 
 _STAGES = (
-    ("non-default args", "reading the model's configuration"),
-    ("Initializing a V1 LLM engine", "starting the engine core"),
-    ("Starting to load model", "loading weights"),
-    ("Loading weights took", "preparing the model"),
-    ("Dynamo bytecode transform", "compiling"),
-    ("Compiling a graph", "compiling"),
-    ("GiB for KV cache", "profiling and KV cache"),
-    ("KV cache size", "profiling and KV cache"),
-    ("Initializing NIXL worker", "opening NIXL"),
-    ("Detected kv cache layout", "warming up"),
-    ("Capturing CUDA graph", "capturing CUDA graphs"),
-    ("init engine (profile", "starting the HTTP server"),
-    ("Application startup complete", "first token"),
+    ("reading the model's configuration", ("non-default args",)),
+    ("starting the engine core", ("Initializing a V1 LLM engine",)),
+    ("loading weights", ("Starting to load model", "Loading model from scratch")),
+    ("preparing the model", ("Loading weights took",)),
+    ("compiling", ("Starting torch.compile", "Compiling a graph")),
+    ("measuring memory", ("torch.compile took",)),
+    ("allocating the KV cache", ("GiB for KV cache", "Available KV cache memory", "KV cache size")),
+    ("opening NIXL", ("Initializing NIXL worker",)),
+    ("warming up", ("Detected kv cache layout",)),
+    ("capturing CUDA graphs", ("Capturing CUDA graph",)),
+    ("starting the HTTP server", ("init engine (profile",)),
+    ("first token", ("Application startup complete",)),
+)
+"""The stages of a start in their order, and the phrases that begin each."""
+
+_ORDER = {words: at for at, words in enumerate((FIRST_STAGE, *(words for words, _ in _STAGES)))}
+_WEIGHTS, _MEASURING, _CACHE, _GRAPHS = (
+    "loading weights",
+    "measuring memory",
+    "allocating the KV cache",
+    "capturing CUDA graphs",
 )
 
 _SHARDS = re.compile(r"Loading .*checkpoint shards?: +(\d+)%")
@@ -51,12 +59,25 @@ _MORE_LINES_MAX = 3
 """Lines of an error's text that are kept after its first one."""
 
 
-def stage(line: str) -> str | None:
-    """How far the start is after this line; None when the line does not tell."""
+def stage(line: str, reached: str = FIRST_STAGE) -> str:
+    """How far the start is after this line, if it had `reached` this stage before. No line leads back.
+
+    On a GPU vLLM captures CUDA graphs twice: a few before it has a KV cache, to measure their memory, and all of them
+    at the end. Workers and draft models may write lines of a stage that is over.
+    """
     shards = _SHARDS.search(line)
-    if shards:
-        return f"loading weights, {shards[1]} %"
-    return next((words for phrase, words in _STAGES if phrase in line), None)
+    begun = (words for words, phrases in _STAGES if any(phrase in line for phrase in phrases))
+    found = _WEIGHTS if shards else next(begun, None)
+    if found == _GRAPHS and _at(reached) < _ORDER[_CACHE]:
+        found = _MEASURING
+    if found is None or _ORDER[found] < _at(reached):
+        return reached
+    return f"{found}, {shards[1]} %" if shards else found
+
+
+def _at(reached: str) -> int:
+    """The place of a stage in the order, with or without its percentage."""
+    return _ORDER[reached.partition(", ")[0]]
 
 
 def reason(lines: Sequence[str]) -> str | None:

@@ -105,14 +105,16 @@ def _named(noun: str, ids: tuple[str, ...]) -> str:
     return f"{noun}{'s' if len(ids) > 1 else ''} {', '.join(ids)}"
 
 
-def visible_gpus(listed: str, visible: str | None) -> tuple[CudaGpu, ...]:
+def visible_gpus(listed: str | None, visible: str | None) -> tuple[CudaGpu, ...]:
     """The GPUs CUDA will see: nvidia-smi's lines `index, uuid, MiB, name` under CUDA_VISIBLE_DEVICES' rules.
 
     `visible` holds indices, UUIDs or beginnings of UUIDs; the first one that names no GPU ends the list, as in CUDA.
-    Parts of a GPU (``MIG-...``) are not in nvidia-smi's list and are accepted unchecked.
+    Parts of a GPU (``MIG-...``) are not in nvidia-smi's list and are accepted unchecked; so are all others if there is
+    no nvidia-smi (`listed` is None), as in images that have the driver's libraries only.
     """
     found = {}
-    for line in listed.splitlines():
+    unlisted = ("MIG-",) if listed is not None else ("MIG-", "GPU-", *"0123456789")
+    for line in (listed or "").splitlines():
         fields = [field.strip() for field in line.split(",", 3)]
         if len(fields) == 4 and fields[0].isdecimal():
             index, uuid, memory, name = fields
@@ -126,7 +128,7 @@ def visible_gpus(listed: str, visible: str | None) -> tuple[CudaGpu, ...]:
             chosen.append(found[word][1])
         elif len(by_uuid) == 1:
             chosen.append(by_uuid[0])
-        elif word.startswith("MIG-"):
+        elif word.startswith(unlisted):
             chosen.append(CudaGpu(id=word))
         else:
             break

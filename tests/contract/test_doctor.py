@@ -41,3 +41,9 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     hardware = find_hardware()
     for check in (checks.check_torch, checks.check_vllm, checks.check_nixl):
         assert check(hardware).verdict is CheckVerdict.MISSING
+
+
+def test_vllms_build_for_gpus_misses_a_gpu() -> None:
+    blind = dataclasses.replace(find_hardware(), gpus=(), blind=True)
+    assert checks.check_gpu(blind).verdict is CheckVerdict.MISSING
+    assert "engines run on the CPU" in checks.check_gpu(dataclasses.replace(blind, blind=False)).found

@@ -34,6 +34,14 @@ def test_what_is_not_pulled_counts_as_computed_again_once_there_is_room() -> Non
     assert p.recomputed_tokens == 200
 
 
+def test_an_engine_that_only_produces_pulls_nothing() -> None:
+    """vLLM keeps blocks that a step on a GPU may still write only from a consumer's pulls."""
+    p = Pulls(ProducerPeers(), reads=False)
+    p.peers.met("p@1", "p", 0.0)
+    assert p.judge("r", "p@1", 1.0) == "this engine only produces (kv_role: kv_producer)"
+    assert p.local("r", 300)
+
+
 def test_a_request_that_leaves_before_there_is_room_computes_nothing() -> None:
     p = pulls()
     p.local("r", 300)

@@ -248,12 +248,19 @@ def test_cpu_environment() -> None:
 def test_gpu_environment_has_nothing_of_the_cpus() -> None:
     made = env(device="gpu", gpus=("1", "3"))
     assert made == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "1,3",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
         "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
     }
+
+
+def test_gpus_have_nvidia_smis_numbers_unless_the_user_says_otherwise() -> None:
+    order = "CUDA_DEVICE_ORDER"
+    assert env({order: "FASTEST_FIRST"}, device="gpu", gpus=("1",))[order] == "FASTEST_FIRST"
+    assert order not in env(device="gpu")  # the engine has every GPU, whatever their numbers
 
 
 def test_the_environment_we_were_started_in_wins_over_our_defaults_but_not_over_flags() -> None:

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,14 @@ def test_without_a_model_the_bundled_one_is_served() -> None:
     assert Path(spec.model).name == "model"
     assert (spec.served_name, spec.dtype, spec.max_model_len) == ("baton-tiny", "float32", 2048)
     assert (spec.instance, spec.role, spec.device) == ("both-0", Role.BOTH, "cpu")
+
+
+def test_vllms_build_for_gpus_is_not_started_as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "find_hardware", lambda _: replace(CPU, blind=True))
+    with pytest.raises(UsageError, match=r"no GPU is found.*CUDA_VISIBLE_DEVICES=0, or --gpu 0"):
+        spec_of()
+    assert spec_of("--gpu", "0").device == "gpu"
+    assert spec_of("--engine", "mock").device == "gpu"
 
 
 def test_any_other_model_keeps_its_own_settings() -> None:

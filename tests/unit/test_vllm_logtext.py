@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.vllm.logtext import SILENT_DEATH, reason, stage, worth_showing
+from engine.vllm.logtext import FIRST_STAGE, SILENT_DEATH, reason, stage, worth_showing
 
 API = "(APIServer pid=4338) "
 ERROR = "(EngineCore pid=8170) ERROR 11-20 16:16:58 [core.py:1512] "
@@ -22,19 +22,83 @@ ERROR = "(EngineCore pid=8170) ERROR 11-20 16:16:58 [core.py:1512] "
         ),
         ("(Worker pid=1) INFO 11-20 16:05:57 [x.py:68] Starting to load model /m...", "loading weights"),
         ("Loading safetensors checkpoint shards:  50% Completed | 1/2 [00:00<00:00]", "loading weights, 50 %"),
-        ("(Worker pid=1) INFO 11-20 16:05:58 [x.py:2327] GPU KV cache size: 524,288 tokens", "profiling and KV cache"),
+        ("(Worker pid=1) INFO 11-20 16:05:58 [x.py:2327] GPU KV cache size: 524,288 tokens", "allocating the KV cache"),
         ("(Worker pid=1) INFO 11-20 16:05:59 [x.py:865] Detected kv cache layout LBHNC", "warming up"),
         (
             "(EngineCore pid=1) INFO 1 2 [core.py:402] init engine (profile, create kv cache)",
             "starting the HTTP server",
         ),
         ("INFO:     Application startup complete.", "first token"),
-        (f"{API}WARNING 11-20 16:05:44 [vllm.py:1703] Enforce eager set, disabling torch.compile", None),
-        ("", None),
+        (f"{API}WARNING 11-20 16:05:44 [vllm.py:1703] Enforce eager set, disabling torch.compile", FIRST_STAGE),
+        ("", FIRST_STAGE),
     ],
 )
-def test_stage(line: str, words: str | None) -> None:
+def test_stage(line: str, words: str) -> None:
     assert stage(line) == words
+
+
+CORE = "(EngineCore pid=6316) INFO 11-26 06:37:24 "
+TO_WEIGHTS = (
+    (f"{API}INFO 11-26 06:36:32 [api_utils.py:286] non-default args: {{}}", "reading the model's configuration"),
+    (f"{CORE}[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='m'", "starting the engine core"),
+    (f"{CORE}[model_runner.py:392] Loading model from scratch...", "loading weights"),
+    ("Loading safetensors checkpoint shards:   0% Completed | 0/1 [00:00<?, ?it/s]", "loading weights, 0 %"),
+    ("Loading safetensors checkpoint shards: 100% Completed | 1/1 [00:00<00:00, 162.70it/s]", "loading weights, 100 %"),
+    (f"{CORE}[default_loader.py:501] Loading weights took 0.01 seconds", "preparing the model"),
+)
+COMPILED = (
+    (f"{CORE}[monitor.py:40] [backbone] Starting torch.compile", "compiling"),
+    (f"{CORE}[backends.py:1166] [backbone] Dynamo bytecode transform time: 1.57 s", "compiling"),
+    (f"{CORE}[backends.py:398] [backbone] Compiling a graph for compile range (1, 8192) takes 7.81 s", "compiling"),
+)
+LOADED = (
+    (f"{CORE}[caching.py:342] reconstructed serializable fn from standalone compile artifacts.", "preparing the model"),
+    (f"{CORE}[decorators.py:319] [backbone] Directly load AOT compilation from path /c/model", "preparing the model"),
+)
+MEASURED = (
+    (f"{CORE}[monitor.py:62] [backbone] torch.compile took 10.93 s in total", "measuring memory"),
+    ("Capturing CUDA graphs (PIECEWISE):   2%|        | 1/51 [00:00<00:27,  1.84it/s]", "measuring memory"),
+    (f"{CORE}[gpu_worker.py:759] Available KV cache memory: 61.45 GiB", "allocating the KV cache"),
+)
+TO_THE_END = (
+    (f"{CORE}[kv_cache_utils.py:2327] GPU KV cache size: 32,219,424 tokens", "allocating the KV cache"),
+    (f"{CORE}[base_worker.py:516] Initializing NIXL worker 7781246c", "opening NIXL"),
+    (f"{CORE}[base_worker.py:865] Detected kv cache layout LBHNC", "warming up"),
+    (f"{CORE}[kernel_warmup.py:176] JIT kernel warmup starting.", "warming up"),
+)
+SERVES = (
+    (
+        f"{CORE}[core.py:395] init engine (profile, create kv cache, warmup model) took 22.92 s",
+        "starting the HTTP server",
+    ),
+    ("INFO:     Application startup complete.", "first token"),
+)
+CAPTURED = (("Capturing CUDA graphs (FULL):  27%|██▋       | 14/51", "capturing CUDA graphs"),)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        pytest.param((*TO_WEIGHTS, *COMPILED, *MEASURED, *TO_THE_END, *CAPTURED, *SERVES), id="compiles"),
+        pytest.param((*TO_WEIGHTS, *LOADED, *MEASURED, *TO_THE_END, *CAPTURED, *SERVES), id="from the cache"),
+        pytest.param((*TO_WEIGHTS, *TO_THE_END, *SERVES), id="eager, with a given size of the KV cache"),
+        pytest.param((*TO_WEIGHTS, *TO_THE_END, *CAPTURED, *SERVES), id="graphs, with a given size of the KV cache"),
+    ],
+)
+def test_a_start_on_a_gpu(log: tuple[tuple[str, str], ...]) -> None:
+    """Lines of an H200's logs, in their order."""
+    reached, shown = FIRST_STAGE, []
+    for line, _ in log:
+        reached = stage(line, reached)
+        shown.append(reached)
+    assert shown == [words for _, words in log]
+
+
+def test_a_start_goes_on_when_workers_and_draft_models_write_lines_of_a_stage_that_is_over() -> None:
+    reached = stage("Loading safetensors checkpoint shards:  50% Completed | 1/2", "loading weights, 100 %")
+    assert reached == "loading weights, 50 %"  # of a draft model
+    assert stage("Loading safetensors checkpoint shards:  50% Completed | 1/2", "warming up") == "warming up"
+    assert stage(f"{CORE}[monitor.py:40] Starting torch.compile", "measuring memory") == "measuring memory"
 
 
 def test_a_wrong_flag() -> None:
@@ -138,4 +202,4 @@ def test_lines_worth_showing_leave_out_noise() -> None:
 def test_any_log_can_be_read(lines: list[str]) -> None:
     assert isinstance(reason(lines), str | None)
     assert len(worth_showing(lines, 5)) <= 5
-    assert all(isinstance(stage(line), str | None) for line in lines)
+    assert {stage(line) for line in lines} <= {FIRST_STAGE}

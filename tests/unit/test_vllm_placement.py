@@ -126,6 +126,14 @@ def test_visible_gpus_follow_cudas_rules(visible: str | None, ids: list[str]) ->
     assert [gpu.id for gpu in visible_gpus(SMI, visible)] == ids
 
 
+@pytest.mark.parametrize(
+    ("visible", "ids"),
+    [(None, []), ("", []), ("-1", []), ("void", []), ("1,0", ["1", "0"]), ("GPU-aa,MIG-x", ["GPU-aa", "MIG-x"])],
+)
+def test_without_nvidia_smi_gpus_are_those_that_the_user_names(visible: str | None, ids: list[str]) -> None:
+    assert [gpu.id for gpu in visible_gpus(None, visible)] == ids
+
+
 def test_name_and_memory_of_a_gpu_are_read_from_nvidia_smi() -> None:
     first, _, odd = visible_gpus(SMI, None)
     assert first == CudaGpu(id="0", name="NVIDIA H100, 80GB", memory_mib=81559)

@@ -44,7 +44,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         options = vllm_config.kv_transfer_config.kv_connector_extra_config
         door = options.get("door")
         self._holds = Holds(Slots(SLOTS, secrets.token_bytes(32)))
-        self._pulls = Pulls(ProducerPeers())
+        reads = vllm_config.kv_transfer_config.kv_role != "kv_producer"
+        self._pulls = Pulls(ProducerPeers(), reads=reads)
         self._early = EarlyHandoffs(self._pulls.peers)
         self._vouched = VouchedPrompts(self.block_size) if options.get("digests") else None
         """None: digests are off."""
