@@ -110,8 +110,8 @@ def baton(
 
 
 HANDS_OVER: Final = ("--policy", "least_load")
-"""All contestants carry two legs but `DEFAULT`: Baton's own default, `workload`, rightly hands little over to engines
-that compute in no time."""
+"""All contestants carry two legs but `DEFAULT`: Baton's own default, `workload`, serves most requests whole where
+engines compute in no time."""
 
 
 def _handing_over(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:

@@ -9,8 +9,7 @@ to the rival of the same round is what counts.
 Baton runs in four settings. Three choose by `--policy least_load`, since rivals hand every request over: with nothing
 more; with its policies on (keys, a class with promises, so that prefixes, lengths and admission work for every request;
 traces of one in 100); and with engines that can be told their first token, so that clients have it from P. The fourth
-is Baton as it starts, with its default policy: it hands over where that costs least, which with engines that compute in
-no time is seldom; the table says how often.
+is Baton as it starts, with its default policy: it hands over where that costs least; the table says how often.
 
 Cells:
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from bench.contestants import BATON, DEFAULT, DIRECT, POLICIES, RIVAL, VARIANTS
@@ -147,21 +147,33 @@ def trust_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str
         found = [each for (_, whose), rounds in results.items() if whose == name for each in rounds]
         done, failed = sum(each.done for each in found), sum(each.failed for each in found)
         rewritten, memory = sum(each.rewritten for each in found), max(each.memory_mb for each in found)
-        handed = [each.handed_over / each.done for (cell, _), each in _each(results, name) if cell.kind != "twins"]
+        handed = _handed_over(results, name)
         examples = [why for each in found for why in each.examples][:3]
         counts = {"answers": done, "failed": failed, "rewritten": rewritten, "memory_mb": round(memory, 1)}
-        counts["handed_over"] = shown(middle(handed), 3)
-        figures[name] = {**counts, "examples": examples}
-        part = "–" if counts["handed_over"] is None else f"{counts['handed_over']:.0%}"
+        figures[name] = {**counts, "handed_over": handed, "examples": examples}
+        part = _span(handed.values())
         rows.append([name, f"{done:,}", f"{failed:,}", part, f"{rewritten:,}", f"{memory:,.0f}"])
     written = "of those right, an event written anew"
-    columns = ["router", "answers right", "failed", "handed over (median of the cells)", written, "memory at most, MB"]
+    columns = ["router", "answers right", "failed", "handed over, by cell", written, "memory at most, MB"]
     return Table("Whether answers were the engine's", columns, rows), figures
 
 
-def _each(results: Results, name: str) -> list[tuple[tuple[Cell, str], Measured]]:
-    """A router's measurements that have answers."""
-    return [(key, each) for key, rounds in results.items() if key[1] == name for each in rounds if each.done]
+def _handed_over(results: Results, name: str) -> dict[str, float]:
+    """By cell: the share of a router's answers that were handed over, median of the rounds. Twins count tokens."""
+    found: dict[str, float] = {}
+    for cell in (cell for cell, whose in results if whose == name and cell.kind != "twins"):
+        share = middle([each.handed_over / each.done for each in results[cell, name] if each.done])
+        if share is not None:
+            found[cell.name] = round(share, 3)
+    return found
+
+
+def _span(shares: Collection[float]) -> str:
+    """From the least to the most of these shares."""
+    if not shares:
+        return "–"
+    least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    return most if least == most else f"{least} to {most}"
 
 
 def _less(one: float | None, other: float | None) -> float | None:

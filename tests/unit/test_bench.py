@@ -46,6 +46,21 @@ def test_targets_are_met_or_not() -> None:
     assert published.target(0.9, 1.0, at_most=False) == {"value": 0.9, "target": 1.0, "met": False}
 
 
+def test_the_share_handed_over_is_told_cell_by_cell() -> None:
+    large = Cell(kind="requests", prompt_bytes=100 * 1024)
+    results = {(REQUESTS, "baton"): [measured(0.1)], (large, "baton"): [measured(0.2), measured(0.2), measured(0.2)]}
+    for each, handed in zip(results[large, "baton"], (94, 84, 91), strict=True):
+        each.handed_over = handed
+    table, figures = router.trust_table(results, ["baton"])
+    assert figures["baton"]["handed_over"] == {"requests 2 KB 1×1": 0.0, "requests 100 KB 1×1": 0.91}
+    assert table.rows == [["baton", "400", "0", "0% to 91%", "0", "10"]]
+    every = {(REQUESTS, "relay"): [measured(0.1)]}
+    every[REQUESTS, "relay"][0].handed_over = 100
+    assert router.trust_table(every, ["relay"])[0].rows[0][3] == "100%"
+    twins = {(Cell(kind="twins", rate=20), "relay"): [measured(0.1)]}
+    assert router.trust_table(twins, ["relay"])[0].rows[0][3] == "–"
+
+
 def test_open_streams_cost_the_largest_growth_of_the_process() -> None:
     streams = Cell(kind="streams", connections=2000)
     rounds = [measured(0.1), measured(0.1), measured(0.1)]
