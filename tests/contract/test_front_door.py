@@ -122,6 +122,7 @@ def test_handshakes_are_counted_on_the_loop_of_baton_router_too(certificate: tup
         server.close()
 
     uvloop.run(serve())
+    assert counted == SIX
 
 
 async def test_a_router_without_tls_counts_no_handshakes(start: Starter) -> None:
