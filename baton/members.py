@@ -32,6 +32,11 @@ LOGS_KEPT = 20
 """Engines of a pool that were started later and have ended, whose logs are kept. Each has a name of its own, so that
 its logs are never written again."""
 
+_LATER = re.compile(r"(.+)-[0-9a-f]{8,}-[0-9]+")
+"""A name of its own (`goodput/changes.py`): the pool, the time of the start, and a number."""
+
+_LOG_ENDINGS = (".agent.log", ".agent.log.1", ".log", ".log.1")
+
 
 @dataclass(slots=True, kw_only=True)
 class LocalMember:
@@ -105,7 +110,8 @@ class Members:
         """Remove an engine that has ended. Of engines that were started later, only the last ones' logs are kept."""
         if self._found.get(member.name) is member:
             del self._found[member.name]
-            if member.later and re.fullmatch(rf"{re.escape(member.pool)}-[0-9a-f]{{8,}}-[0-9]+", member.name):
+            named = _LATER.fullmatch(member.name)
+            if member.later and named is not None and named[1] == member.pool:
                 self._forget(member)
 
     def _forget(self, member: LocalMember) -> None:
@@ -221,10 +227,49 @@ def _cut_off(member: LocalMember) -> None:
         member.program.close()
 
 
+def remove_earlier_logs() -> None:
+    """Remove logs of engines with names of their own that earlier runs have left, but for the last `LOGS_KEPT` of each
+    pool. Logs that a process of this machine has open stay: all clusters have one log folder, and engines may run.
+    Logs of engines with other names, and of the router, stay too: the next run goes on with them, within their bounds.
+    """
+    written: dict[str, dict[str, float]] = {}
+    for path in log_folder().glob("*.log*"):
+        ending = next((each for each in _LOG_ENDINGS if path.name.endswith(each)), "")
+        name = path.name.removesuffix(ending)
+        named = _LATER.fullmatch(name)
+        if ending and named is not None:
+            with contextlib.suppress(OSError):
+                times = written.setdefault(named[1], {})
+                times[name] = max(times.get(name, 0.0), path.stat().st_mtime)
+    old = {name for times in written.values() for name in sorted(times, key=times.__getitem__)[:-LOGS_KEPT]}
+    if not old:
+        return
+    opened = _open_files()
+    for name in old:
+        if not any(str(path) in opened for path in _logs_of(name)):
+            _remove_logs(name)
+
+
+def _open_files() -> set[str]:
+    """Paths of all files that processes of this user have open on this machine."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            for descriptor in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    found.add(str(descriptor.readlink()))
+    return found
+
+
+def _logs_of(name: str) -> list[Path]:
+    folder = log_folder().resolve()
+    return [folder / f"{name}{ending}" for ending in _LOG_ENDINGS]
+
+
 def _remove_logs(name: str) -> None:
-    for ending in (".log", ".log.1", ".agent.log", ".agent.log.1"):
+    for path in _logs_of(name):
         with contextlib.suppress(OSError):
-            (log_folder() / f"{name}{ending}").unlink()
+            path.unlink()
 
 
 def pool_of(name: str) -> str:

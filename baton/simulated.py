@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from cluster.ids import InstanceId, ranks_of
 from cluster.instance import Role
 from cluster.spec import POLICY, PlannedInstance, SloClass, Spec, instances
 from costs import shipped
-from costs.config import read_config
 from costs.hardware import Gpu, gpu_named
 from costs.model import ModelShape
 from costs.power import cap_of
@@ -224,7 +222,9 @@ def model_of(name: str) -> ModelShape:
     file = path / "config.json" if path.is_dir() else path
     if shipped.find_model(name) is None and file.suffix == ".json" and file.exists():
         try:
-            return read_config(json.loads(file.read_text()), name)
+            return shipped.model_in(file, name)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from None
         except (OSError, ValueError) as error:
             raise UsageError(f"{file}: {error}") from None
     return shipped.model_named(name)

@@ -43,6 +43,9 @@ BIASED = frozenset({"bloom", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcode
 NORMS_PER_LAYER = {"gemma2": 4, "gemma3": 4, "gemma3_text": 4, "falcon": 1}
 """Norms of one layer, for families that do not have two."""
 
+_KNOWN = "Known are FP8, MXFP8, NVFP4 and W4A16_NVFP4."
+"""Ends the message about another algorithm of Model Optimizer."""
+
 _DTYPES = {"float32": Dtype.FP32, "float16": Dtype.BF16, "bfloat16": Dtype.BF16, "auto": Dtype.BF16}
 """fp16 counts as bf16: the same bytes and the same units."""
 
@@ -232,14 +235,20 @@ def _precision(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _quantised(config: Mapping[str, Any]) -> tuple[Dtype, float]:
     """The format that quantised matrices are computed in, and bytes per weight with their scales."""
-    method, kind = str(config.get("quant_method", "")), _kind(config)
+    method, (field, algorithm) = str(config.get("quant_method", "")), _algorithm(config)
+    kind = f"{method} {algorithm}".lower()
+    if "mixed" in kind:
+        raise UsageError(
+            f"config.json: {field} is {algorithm or method!r:.60}: its layers have several formats, and costs know one "
+            "for all. Give a copy of the file with the format that most of the weights have, like NVFP4 or FP8."
+        )
     if method == "mxfp4":
         return Dtype.BF16, 0.5 + 1 / 32  # a byte of scale per 32 weights; before Blackwell computed in bf16
     if "nvfp4" in kind or method == "modelopt_fp4":
         return Dtype.BF16 if "a16" in kind else Dtype.FP4, 0.5 + 1 / 16  # a byte of scale per 16 weights
     if "mxfp8" in kind:
         return Dtype.FP8, 1.0 + 1 / 32
-    if "fp8" in kind:
+    if "fp8" in kind and "mxfp4" not in kind:
         return Dtype.FP8, 1.0 + _block_scale(config)
     if method == "compressed-tensors":
         return _compressed(config)
@@ -248,17 +257,22 @@ def _quantised(config: Mapping[str, Any]) -> tuple[Dtype, float]:
         return Dtype.BF16, bits / 8 + (2.5 / group if group > 0 else 0.0)
     if config.get("load_in_4bit"):
         return Dtype.BF16, 0.5 + 4 / 64
-    return (Dtype.INT8, 1.0) if config.get("load_in_8bit") else (Dtype.BF16, 2.0)
+    if config.get("load_in_8bit"):
+        return Dtype.INT8, 1.0
+    if algorithm:
+        raise UsageError(f"config.json: {field} is {algorithm!r:.60}, of which costs know no sizes. {_KNOWN}")
+    return Dtype.BF16, 2.0
 
 
-def _kind(config: Mapping[str, Any]) -> str:
-    """What the file calls the format, in lower case: method and algorithm.
-
-    NVIDIA's Model Optimizer names the algorithm; as in its own file, it may stand in the field `quantization`.
+def _algorithm(config: Mapping[str, Any]) -> tuple[str, str]:
+    """The algorithm that NVIDIA's Model Optimizer names, and in which field; empty: the file names none. As in Model
+    Optimizer's own file, it may stand in the field `quantization`.
     """
     inner = config.get("quantization")
-    algorithm = config.get("quant_algo") or (inner.get("quant_algo") if isinstance(inner, Mapping) else None)
-    return f"{config.get('quant_method', '')} {algorithm or ''}".lower()
+    if not config.get("quant_algo") and isinstance(inner, Mapping) and inner.get("quant_algo"):
+        return "quantization_config.quantization.quant_algo", str(inner["quant_algo"])
+    field = "quant_algo" if config.get("quant_algo") else "quant_method"
+    return f"quantization_config.{field}", str(config.get("quant_algo") or "")
 
 
 def _block_scale(config: Mapping[str, Any]) -> float:

@@ -1,4 +1,6 @@
-"""The profiles, links and model configs that ship with the package, read once. Only this module opens files."""
+"""The profiles, links and model configs that ship with the package, read once; a user's `config.json`. Only this module
+opens files.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import functools
 import json
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +20,9 @@ from costs.profile import Profile, read_profiles
 from costs.transfer import Link
 
 LINKS_FILE = "links.json"
+
+MODELOPT_FILE = "hf_quant_config.json"
+"""NVIDIA's Model Optimizer before 0.31 wrote the format of the weights into this file beside ``config.json``."""
 
 
 def _documents(folder: str) -> dict[str, Any]:
@@ -70,3 +76,21 @@ def model_named(name: str) -> ModelShape:
         hint = f" Near: {', '.join(near)}." if near else ""
         raise UsageError(f"The sizes of the model {name!r} do not ship. Give its folder or config.json.{hint}")
     return found
+
+
+def model_in(file: Path, name: str) -> ModelShape:
+    """The shape of the model that a ``config.json`` describes. As in vLLM, Model Optimizer's own file beside it counts
+    if ``config.json`` names no format of quantised weights.
+
+    Raises:
+        OSError: a file cannot be read.
+        UsageError: a field is missing, or is not what it must be.
+        ValueError: a file is no JSON.
+    """
+    config = json.loads(file.read_text())
+    beside = file.with_name(MODELOPT_FILE)
+    if isinstance(config, dict) and config.get("quantization_config") is None and beside.is_file():
+        found = json.loads(beside.read_text())
+        if isinstance(found, dict):
+            config["quantization_config"] = {"quant_method": "modelopt", **found}
+    return read_config(config, name)

@@ -27,7 +27,6 @@ from baton.profile_view import ProfileProgress, misfits, notes_of, say_notes, sh
 from baton.profiling import Measuring, ProfileResults, text_of
 from cluster.errors import UsageError
 from costs import shipped
-from costs.config import read_config
 from costs.hardware import GPUS, Gpu, find_gpu
 from costs.model import ModelShape
 from costs.profile import Origin, Profile, fit_profile, write_profiles
@@ -212,7 +211,7 @@ def _shape(config: Path | None, engine: EngineDescription) -> ModelShape:
             raise UsageError(f"the sizes of {engine.model} do not ship: give its config.json with --config FILE")
         return found
     try:
-        return read_config(json.loads(path.read_text()), engine.model)
+        return shipped.model_in(path, engine.model)
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except ValueError as error:

@@ -30,6 +30,7 @@ from baton.changing import Changing
 from baton.clusterfile import beside
 from baton.descriptors import raise_descriptor_limit
 from baton.fleet import Elsewhere, LocalFleet
+from baton.members import remove_earlier_logs
 from baton.output import say
 from baton.plan import WantedEngine, from_counts, from_file, place, templates
 from baton.registry import fleet_proofs
@@ -128,6 +129,7 @@ def run(args: argparse.Namespace) -> int:
             settings = dict(zip(pools, later, strict=True))
             fleet.scaling = _scaling(cluster, plan, settings, hardware, registry, front, door, closing, changing)
         with recorded(running):
+            remove_earlier_logs()
             return asyncio.run(fleet.run())
 
 

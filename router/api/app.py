@@ -67,7 +67,9 @@ async def serve(
             doors=doors,
             uploads=router.uploads,
         )
-        tls = None if config.tls_cert_file is None else server_context(config.tls_cert_file, config.tls_key_file)
+        tls = None
+        if config.tls_cert_file is not None:
+            tls = server_context(config.tls_cert_file, config.tls_key_file, doors.handshakes)
         shared = config.shares_port or None
         public = await sides.listen(front, config.host, config.port, "--port", tls, shared=shared)
         operators = await sides.front(

@@ -56,6 +56,8 @@ class Doors:
         self.closed = 0
         """The number of idle connections that were closed for new ones."""
         self.refused = 0
+        self.handshakes: Final[dict[str, int]] = {}
+        """TLS handshakes by outcome (`router.http.tls`); empty without TLS."""
 
     def enter(self, guest: Guest, now: float) -> ConnectionPlace:
         """A connection arrives. It must `leave` again, whatever it gets."""

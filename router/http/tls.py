@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import MutableMapping
+from typing import Final
 
 from cluster.errors import UsageError
 
+HANDSHAKES: Final = ("begun", "done", "not_tls", "nothing_in_common", "alert", "other")
+"""How handshakes are counted: each as begun, and once as something else unless its connection ends before. `alert`: the
+client refused, mostly as it does not trust the certificate, and said so."""
 
-def server_context(cert_file: str, key_file: str | None) -> ssl.SSLContext:
+_NOT_TLS: Final = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER"})
+
+
+def server_context(cert_file: str, key_file: str | None, handshakes: MutableMapping[str, int]) -> ssl.SSLContext:
     """TLS 1.2 and newer, with a certificate chain and its key (PEM). Read once: a new certificate needs a new start.
+    `handshakes`: where handshakes are counted, by `HANDSHAKES`.
 
     Raises:
         UsageError: a file cannot be read, or the two do not belong together. The message names the flags.
@@ -25,7 +34,41 @@ def server_context(cert_file: str, key_file: str | None) -> ssl.SSLContext:
         raise UsageError(f"{files}: no certificate with its key, both PEM, the key unencrypted ({said})") from None
     except OSError as error:
         raise UsageError(f"{files}: {(error.strerror or str(error)).lower()}") from None
+    handshakes.update(dict.fromkeys(HANDSHAKES, 0))
+    context.sslobject_class = _counting(handshakes)
     return context
+
+
+def _counting(handshakes: MutableMapping[str, int]) -> type[ssl.SSLObject]:
+    """The class of a context's connections. An event loop tells nobody of a handshake that fails."""
+
+    class Counted(ssl.SSLObject):
+        begun = False
+
+        def do_handshake(self) -> None:
+            """Called again for each piece that arrives, until the handshake ends."""
+            if not self.begun:
+                self.begun = True
+                handshakes["begun"] += 1
+            try:
+                super().do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                raise
+            except ssl.SSLError as error:
+                handshakes[_failure(error.reason or "")] += 1
+                raise
+            handshakes["done"] += 1
+
+    return Counted
+
+
+def _failure(reason: str) -> str:
+    """OpenSSL's name of a failure as one of `HANDSHAKES`."""
+    if reason in _NOT_TLS:
+        return "not_tls"
+    if "_ALERT_" in reason:
+        return "alert"
+    return "nothing_in_common" if reason.startswith(("NO_SHARED_", "NO_SUITABLE_", "UNSUPPORTED_")) else "other"
 
 
 def _no_password() -> str:

@@ -281,6 +281,11 @@ class _ClientGauges(Collector):
         family.add_metric(("closed",), 0 if doors is None else doors.closed)
         family.add_metric(("refused",), 0 if doors is None else doors.refused)
         yield family
+        told = "TLS handshakes of clients: begun, and how they ended."
+        family = CounterMetricFamily("baton_tls_handshakes", told, labels=("outcome",))
+        for outcome, count in () if doors is None else doors.handshakes.items():
+            family.add_metric((outcome,), count)
+        yield family
 
 
 class _FleetGauges:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import socket
 import ssl
 from pathlib import Path
@@ -13,13 +14,14 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+import uvloop
 from aiohttp import web
 from support.fleet import Fleet, Starter, eventually
 
 from cluster.errors import UsageError
 from cluster.keys import digest
 from cluster.spec import Tenant
-from router.http.tls import server_context
+from router.http.tls import HANDSHAKES, server_context
 
 ASK = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 
@@ -60,6 +62,75 @@ async def test_plain_http_to_a_port_with_tls_is_cut_off(start: Starter, certific
     await writer.wait_closed()
 
 
+async def _six_handshakes(host: str, port: int, cert: Path) -> None:
+    """One of each kind of `HANDSHAKES`, and one that the client gives up."""
+
+    def connect(context: ssl.SSLContext | None, sent: bytes = b"") -> None:
+        """On a thread: asyncio's own clients say nothing when they refuse a certificate."""
+        with socket.create_connection((host, port), timeout=5) as plain:
+            if context is not None:
+                context.wrap_socket(plain, server_hostname=host).close()
+            elif sent:
+                plain.sendall(sent)
+                plain.recv(100)
+
+    await asyncio.to_thread(connect, ssl.create_default_context(cafile=str(cert)))
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await asyncio.to_thread(connect, ssl.create_default_context())
+    other = ssl.create_default_context(cafile=str(cert))
+    other.maximum_version = ssl.TLSVersion.TLSv1_2
+    other.set_ciphers("ECDHE-RSA-AES128-GCM-SHA256")  # the certificate has an ECDSA key
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await asyncio.to_thread(connect, other)
+    await asyncio.to_thread(connect, None, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    await asyncio.to_thread(connect, None, b"\x16\x03\x01\x00\x05\x02\x00\x00\x01\x00")  # a server's record
+    await asyncio.to_thread(connect, None)
+
+
+SIX = {"begun": 6, "done": 1, "not_tls": 1, "nothing_in_common": 1, "alert": 1, "other": 1}
+
+
+async def test_handshakes_are_counted_by_how_they_end(start: Starter, certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    fleet = await start(tls_cert_file=str(cert), tls_key_file=str(key))
+    address = urlsplit(fleet.endpoint)
+
+    async def counted() -> dict[str, int]:
+        async with fleet.client.get(f"{fleet.admin}/metrics") as response:
+            text = await response.text()
+        found = re.findall(r'^baton_tls_handshakes_total{outcome="(\w+)"} (\d+)\.0$', text, re.MULTILINE)
+        return {outcome: int(count) for outcome, count in found}
+
+    assert await counted() == dict.fromkeys(HANDSHAKES, 0)
+    async with asyncio.timeout(10):
+        await _six_handshakes(str(address.hostname), address.port or 0, cert)
+        while await counted() != SIX:
+            await asyncio.sleep(0.01)
+
+
+def test_handshakes_are_counted_on_the_loop_of_baton_router_too(certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    counted: dict[str, int] = {}
+
+    async def serve() -> None:
+        context = server_context(str(cert), str(key), counted)
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+        async with asyncio.timeout(10):
+            host, port = server.sockets[0].getsockname()
+            await _six_handshakes(host, port, cert)
+            await eventually(lambda: counted == SIX, "all are counted")
+        server.close()
+
+    uvloop.run(serve())
+    assert counted == SIX
+
+
+async def test_a_router_without_tls_counts_no_handshakes(start: Starter) -> None:
+    fleet = await start()
+    async with fleet.client.get(f"{fleet.admin}/metrics") as response:
+        assert "baton_tls_handshakes_total{" not in await response.text()
+
+
 def test_files_that_are_no_certificate_are_named(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     cert, key = certificate
     (tmp_path / "none.pem").write_text("nothing")
@@ -70,7 +141,7 @@ def test_files_that_are_no_certificate_are_named(certificate: tuple[Path, Path],
         ((str(cert), str(key.with_name("locked.pem"))), "the key unencrypted"),
     ):
         with pytest.raises(UsageError, match=words):
-            server_context(*wrong)
+            server_context(*wrong, handshakes={})
 
 
 # -- bounds --

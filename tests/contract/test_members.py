@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.board import Board
-from baton.members import LOGS_KEPT, Members
+from baton.members import LOGS_KEPT, Members, remove_earlier_logs
 from baton.plan import PlacedEngine, from_counts
 from baton.state import log_folder
 from cluster.instance import Role
@@ -70,3 +70,21 @@ def test_the_logs_of_a_later_engine_with_an_earlier_ones_name_are_kept(
         _writes(name, at)
         members.remove(members.add(_planned(name), "decode", later=True))
     assert all(path.exists() for path in _files("decode-0"))
+
+
+def test_a_start_removes_logs_of_earlier_runs_but_for_the_last_of_each_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines that scaling started have names of their own, so that each run left its own logs, for ever."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    remove_earlier_logs()  # there is no folder yet
+    runs = [f"decode-{0x19A1B2C3D4E + 1000 * run:x}-{at}" for run in range(3) for at in range(10)]
+    for at, name in enumerate(runs):
+        _writes(name, 100 + at)
+    for other in OTHERS:
+        _writes(other, 1)
+    with (log_folder() / f"{runs[2]}.log").open("a"):  # another cluster's engine, which says nothing
+        remove_earlier_logs()
+    assert {name for name in runs if not any(path.exists() for path in _files(name))} == {*runs[:2], *runs[3:10]}
+    kept = [*OTHERS, runs[2], *runs[-LOGS_KEPT:]]
+    assert all(path.exists() for name in kept for path in _files(name))

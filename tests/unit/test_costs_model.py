@@ -1,6 +1,8 @@
 """Sizes of models: parameters as their checkpoints have them, bytes of weights and KV, per GPU."""
 
+import json
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ from costs.config import read_config
 from costs.hardware import Dtype
 from costs.model import ModelShape
 from costs.shape import ONE_GPU, Spans, gpus, shown
+from costs.shipped import MODELOPT_FILE, model_in
 
 FILES = sorted(file.name for file in (resources.files("costs") / "models").iterdir())
 LLAMA = shipped.model_named("meta-llama/Llama-3.1-8B")
@@ -134,6 +137,42 @@ def test_quantised_weights(quantisation: dict[str, Any], dtype: Dtype, stored: f
     assert (model.linear_dtype, model.linear_bytes) == (dtype, stored)
     assert model.rest_bytes == 2, "embeddings and KV cache stay as they were"
     assert model.kv_bytes_per_token() == 131_072
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "message"),
+    [
+        (
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {}},
+            "quantization_config.quant_algo is 'MIXED_PRECISION': its layers have several formats.*a copy of the file",
+        ),
+        (
+            {"quant_method": "modelopt", "quantization": {"quant_algo": "mixed_precision", "quantized_layers": {}}},
+            "quantization_config.quantization.quant_algo is 'mixed_precision': its layers have several",
+        ),
+        ({"quant_method": "modelopt_mixed"}, "quantization_config.quant_method is 'modelopt_mixed'"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ', of which.*Known are FP8"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_MXFP4_FP8"}, "quant_algo is 'W4A8_MXFP4_FP8', of which"),
+    ],
+)
+def test_weights_of_which_costs_know_no_sizes_are_refused(quantisation: dict[str, Any], message: str) -> None:
+    """They were taken for bf16, or for fp8."""
+    config = document("llama-3.1-8b.json")["config"]
+    with pytest.raises(UsageError, match=message):
+        read_config({**config, "quantization_config": quantisation})
+
+
+def test_model_optimizers_own_file_beside_the_config_counts_where_the_config_names_no_format(tmp_path: Path) -> None:
+    config, file = document("llama-3.1-8b.json")["config"], tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    assert model_in(file, "m").linear_bytes == 2
+    (tmp_path / MODELOPT_FILE).write_text(json.dumps({"producer": {}, "quantization": {"quant_algo": "FP8"}}))
+    assert model_in(file, "m").linear_bytes == 1
+    (tmp_path / MODELOPT_FILE).write_text(json.dumps({"quantization": {"quant_algo": "MIXED_PRECISION"}}))
+    with pytest.raises(UsageError, match="MIXED_PRECISION"):
+        model_in(file, "m")
+    file.write_text(json.dumps({**config, "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}))
+    assert model_in(file, "m").linear_bytes == 0.5 + 1 / 16
 
 
 def test_float32_is_twice_as_large() -> None:

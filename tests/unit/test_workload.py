@@ -270,8 +270,11 @@ def test_an_engine_is_not_filled_beyond_its_strictest_target() -> None:
 
 def test_an_excluded_instance_is_not_chosen() -> None:
     here = view(P, P, D)
-    wanted = asks(prompt_tokens=6000, excluded=frozenset({InstanceId("p0")}))
-    assert workload(here.all(), wanted).prefill in {"p1", None}
+    crowded(here, "d2", by="p0")
+    for excluded, prefill in ((), "p0"), (("p0",), "p1"), (("p0", "p1"), None):
+        wanted = asks(**LONG, excluded=frozenset(InstanceId(name) for name in excluded))
+        chosen = workload(here.all(), wanted)
+        assert (chosen.prefill, chosen.decode) == (prefill, "d2"), excluded
 
 
 @pytest.mark.parametrize("roles", [(P,), (D,), (B,)])
