@@ -89,6 +89,8 @@ def _structure() -> Iterator[Worst]:
     yield _repeated("escaped keys", b'"\\u006b\\u0076_":1,', b'{"a":{', b'"x":1}}')
     yield _repeated("keys that are nearly ours", b'"kv_transfer_param":"kv_transfer_params",', b'{"a":{', b'"x":1}}')
     yield _repeated("keys that are ours", b'"kv_transfer_params":1,', b'{"prompt":"x","a":{', b'"x":1}}')
+    head = _CHAT + b'[{"input":['
+    yield _repeated("keys that only look like names of media", b'{"uuid":"a"},', head, b"1]}]}]}", path=CHAT)
     yield _repeated("tiny messages", b'{"role":"user","content":"a"},', b'{"messages":[', b"{}]}", path=CHAT)
     yield _repeated("tiny parts", b'{"type":"text","text":"a"},', _CHAT + b"[", b"{}]}]}", path=CHAT)
     yield _repeated("a million stops", b'"a",', b'{"prompt":"x","stream":true,"stop":[', b'"b"]}', size=4_000_000)
@@ -153,6 +155,9 @@ def _smaller() -> Iterator[Worst]:
 def _ordinary() -> Iterator[Worst]:
     """Large bodies that are valid."""
     yield _repeated("an image of 20 MB", b"A", _IMAGE, b'"}}]}]}', size=20_000_000, path=CHAT, passes=True)
+    named = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,' + b"A" * 400 + b'"},"uuid":"a"},'
+    yield _repeated("pictures with names", named, _CHAT + b"[", named[:-1] + b"]}]}", size=4_500_000, path=CHAT,
+                    passes=True)  # fmt: skip
     yield Worst("a million token ids", lambda: _ids(1_000_000), passes=True)
     yield _repeated("prose of 8 MB", b"Call me Ishmael, said \\n", _PROMPT, b'"}', size=8_000_000, passes=True)
     message = b'{"role":"user","content":"' + b"word " * 200 + b'"},'

@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Final, Generic, NamedTuple, TypeVar
 
 SLICE_BYTES: Final = 1 << 16
@@ -65,17 +65,22 @@ class TooDeep(ValueError):
 
 
 class TooMany(ValueError):
-    """The text holds more values than allowed."""
+    """The text holds more values than allowed, or more keys with one name (`key`; empty: values)."""
+
+    def __init__(self, said: str, key: str = "") -> None:
+        super().__init__(said)
+        self.key: Final = key
 
 
 class Names:
     """Keys to look for, in every spelling that JSON has for them."""
 
-    __slots__ = ("longest", "needles", "pattern")
+    __slots__ = ("longest", "needles", "often", "pattern")
 
-    def __init__(self, names: Iterable[str]) -> None:
-        """`names`: of ASCII letters and underscores."""
-        wanted = sorted(names)
+    def __init__(self, names: Iterable[str], often: Iterable[str] = ()) -> None:
+        """All names are of ASCII letters and underscores. `often`: names that ordinary bodies have many times."""
+        self.often: Final = frozenset(often)
+        wanted = sorted({*names, *self.often})
         assert all(name.replace("_", "").isascii() and name.replace("_", "").isalpha() for name in wanted)
         self.needles: Final = (*(name.encode() for name in wanted), b"\\u00")
         """A slice without any of these bytes has no such key."""
@@ -94,6 +99,11 @@ def _either_case(digits: bytes) -> bytes:
 
 
 KEYS_MAX: Final = 256
+
+OFTEN_MAX: Final = 10_000
+"""The most keys with one of `Names.often`. Each takes 4 µs and 100 bytes."""
+
+_KEYS_A_STEP: Final = 1024
 
 
 class FoundKey(NamedTuple):
@@ -124,7 +134,9 @@ class Survey:
     commas: int
     """Commas outside of texts. The text holds at most as many numbers as it has commas, objects and arrays together."""
     keys: tuple[FoundKey, ...]
-    """The first `KEYS_MAX` of the keys that were looked for."""
+    """The first `KEYS_MAX` of the keys that were looked for, without those of `often`."""
+    often: tuple[FoundKey, ...]
+    """The keys with one of `Names.often`, in their order: all of them if there are fewer than `KEYS_MAX` of `keys`."""
     plain: tuple[Plain, ...]
     """Whole slices only: a short text has none. A parser finds the same values in a body without these ranges."""
 
@@ -143,6 +155,7 @@ def survey(raw: bytes, names: Names, *, depth_max: int, values_max: int = VALUES
     """
     inside = depth = quotes = brackets = commas = 0
     keys: list[FoundKey] = []
+    often: list[FoundKey] = []
     plain: list[Plain] = []
     start, size = 0, len(raw)
     while start < size and depth >= 0:
@@ -159,13 +172,28 @@ def survey(raw: bytes, names: Names, *, depth_max: int, values_max: int = VALUES
         _check(brackets + quotes // 2, commas, values_max)
         if found and len(keys) < KEYS_MAX:
             here = _keys_between(raw, start, end, names, few=found < _QUOTES_FEW)
-            keys.extend(islice(_with_depths(here, raw, start, before, inside), KEYS_MAX - len(keys)))
+            yield from _sort(_with_depths(here, raw, start, before, inside), names, keys, often)
         inside = (inside + found) % 2
         if not found and (_is_text(piece) if inside else not piece.strip(_WHITE)):
             _add(plain, Plain(start, end, bool(inside)))
         start = end
         yield
-    return Survey(brackets + quotes // 2, commas, tuple(keys), tuple(plain))
+    return Survey(brackets + quotes // 2, commas, tuple(keys), tuple(often), tuple(plain))
+
+
+def _sort(found: Iterable[FoundKey], names: Names, keys: list[FoundKey], often: list[FoundKey]) -> Steps[None]:
+    """Append the keys of a slice to the list they belong to, until `keys` is full."""
+    for key in found:
+        if key.name not in names.often:
+            keys.append(key)
+            if len(keys) == KEYS_MAX:
+                return
+            continue
+        if len(often) == OFTEN_MAX:
+            raise TooMany(f"The body holds more than {OFTEN_MAX:,} keys `{key.name}`.", key.name)
+        often.append(key)
+        if not len(often) % _KEYS_A_STEP:
+            yield
 
 
 def _without_escapes(piece: bytes) -> bytes:

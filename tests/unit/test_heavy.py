@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cluster import wire
 from cluster.errors import ApiError
-from cluster.scan import KEYS_MAX, SLICE_BYTES, Steps, run
+from cluster.scan import KEYS_MAX, OFTEN_MAX, SLICE_BYTES, Steps, run
 from router.core import eligibility
 from router.core.eligibility import CHAT, COMPLETIONS, Way, verdict
 from router.core.unread import Sort, Unread, beginning
@@ -157,6 +157,8 @@ def test_which_bodies_are_heavy() -> None:
         (large(a=[{"b": 1}] * 30_000 + [{"extra_args": '{"a": 1}'}]), "`extra_args` stands inside `a`"),
         (large(a=[{"vllm_xargs": "1"}] * KEYS_MAX + ["x"] * 30_000), "`vllm_xargs` stands inside `a`"),
         (b'[{"kv_transfer_params":1}]', "stands inside the body"),
+        (b"[" + b'{"uuid":1},' * KEYS_MAX + b'{"kv_transfer_params":1}]', "stands inside the body"),
+        (large(a=[{"uuid": "1", "b": "x"}] * (OFTEN_MAX + 1)), "10,000 keys `uuid`. Send fewer"),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else value,
 )
@@ -379,6 +381,45 @@ def test_uuids_in_a_tools_input_stay_in_large_bodies_too(given: dict[str, Any], 
     body = {"messages": [messages] if batch else messages}
     raw = json.dumps(body).encode()
     assert json.loads(run(read(raw, namespace="acme")).raw) == body == wire.strip(body, namespace="acme")
+
+
+MANY = 2 * KEYS_MAX
+ROWS = [{"uuid": f"{at:032x}", "text": "x" * 4_000} for at in range(MANY)]
+CALL = {"type": "tool_use", "id": "1", "name": "f", "input": {"rows": ROWS}}
+SCHEMA = {"type": "object", "properties": {"uuid": {"type": "string", "description": "x" * 4_000}}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "assistant", "content": [CALL]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{**PICTURE, "image_url": {"url": "x" * 4_000}, **row}]} for row in ROWS
+            ]
+        },
+        {"messages": [{"role": "user", "content": [{"type": "image_url", **row} for row in ROWS]}, ROWS[0]]},
+        {"messages": [], "tools": [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}] * MANY},
+    ],
+    ids=["tool input", "pictures of many messages", "pictures of one message", "tools"],
+)
+def test_many_keys_of_that_name_are_no_hindrance(body: dict[str, Any]) -> None:
+    """Of 256 of them and more, a body over a megabyte was refused."""
+    raw = json.dumps(body).encode()
+    assert is_heavy(raw)
+    assert json.loads(run(read(raw, namespace="acme")).raw) == wire.strip(body, namespace="acme")
+
+
+def test_many_keys_of_that_name_hide_no_transfer_field() -> None:
+    body = {"messages": [{"role": "user", "content": [*ROWS, {"kv_transfer_params": {"remote_host": "evil"}}]}]}
+    assert "`kv_transfer_params` stands inside `messages`" in refused(read(json.dumps(body).encode()))
+
+
+def test_names_of_media_are_written_in_steps() -> None:
+    """While one body is read, other requests go on: writing as many names as are allowed takes 50 ms."""
+    part = b'{"uuid":"a"},'
+    raw = b'{"messages":[{"content":[' + part * OFTEN_MAX + b'{"a":"' + b"x" * HEAVY_BYTES + b'"}]}]}'
+    assert len(list(read(raw))) > OFTEN_MAX // 64
 
 
 def test_no_small_field_is_left_unread() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster import scan
-from cluster.scan import KEYS_MAX, FoundKey, Names, TooDeep, TooMany, run, survey
+from cluster.scan import KEYS_MAX, OFTEN_MAX, FoundKey, Names, TooDeep, TooMany, run, survey
 
 OURS = ("kv_transfer_params", "vllm_xargs")
 NAMES = Names(OURS)
@@ -137,6 +137,24 @@ def test_no_step_is_longer_than_a_slice() -> None:
 def test_a_survey_returns_at_most_keys_max_keys() -> None:
     raw = b"[" + b'{"vllm_xargs":1},' * (2 * KEYS_MAX) + b"1]"
     assert len(run(survey(raw, NAMES, depth_max=4)).keys) == KEYS_MAX
+
+
+def test_names_that_bodies_have_often_are_found_apart() -> None:
+    """They take no other key's place."""
+    names = Names(OURS, often=["uuid"])
+    raw = b"[" + b'{"uuid":1},' * (4 * KEYS_MAX) + b'{"vllm_xargs":1},' * 2 + b"1]"
+    found = run(survey(raw, names, depth_max=4))
+    assert [key.name for key in found.keys] == ["vllm_xargs"] * 2
+    assert found.often == tuple(FoundKey("uuid", 9 + 11 * at, 2) for at in range(4 * KEYS_MAX))
+
+
+def test_names_that_bodies_have_often_are_bounded() -> None:
+    """Each of them takes time and memory."""
+    names, unit = Names(OURS, often=["uuid"]), b'{"uuid":1},'
+    assert len(run(survey(b"[" + unit * OFTEN_MAX + b"1]", names, depth_max=4)).often) == OFTEN_MAX
+    with pytest.raises(TooMany, match="more than 10,000 keys `uuid`") as caught:
+        run(survey(b"[" + unit * (OFTEN_MAX + 1) + b"1]", names, depth_max=4))
+    assert caught.value.key == "uuid"
 
 
 @settings(max_examples=60, deadline=None)
