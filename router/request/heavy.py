@@ -215,8 +215,8 @@ def read(raw: bytes, *, namespace: str = "") -> scan.Steps[Heavy]:
         )
     yield
     if fields is None:
-        for key in found.keys:
-            raise _refused("the body", key.name)
+        if found.keys:
+            raise _refused("the body", found.keys[0].name)
         return Heavy({}, raw, is_object=False)
     body = yield from _built(short, fields, found.values + found.commas)
     if not found.keys and not found.often and wire.TOP_LEVEL_KEYS.isdisjoint(body) and _HASHED not in body:
