@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import aiohttp
@@ -184,11 +185,13 @@ class LocalFleet:
         """Run one program, and run it again if it was killed. If it fails for good, `_failed` decides what ends."""
         restarts = Restarts()
         while not self.stopping.is_set():
-            if not await self._may_run(program):
+            member = self.members.of(program)
+            if member is not None and not await self.members.turn(member):
+                if member.leaving:
+                    self._forget(member)
                 return
             code = await program.run()
             self.codes[program.name] = code
-            member = self.members.of(program)
             if member is not None:
                 self.members.settled(member)
             if self.stopping.is_set():
@@ -210,19 +213,6 @@ class LocalFleet:
         self.board.update(program.name, "stopped")
         if program is self.router.program:
             self._stop_engines()
-
-    async def _may_run(self, program: Program) -> bool:
-        """Wait for an engine's turn to start. False: it is not started, as it is to leave, or the cluster stops."""
-        member = self.members.of(program)
-        if member is None:
-            return True
-        await self.members.turn(member)
-        if not (self.stopping.is_set() or member.leaving):
-            return True
-        self.board.update(program.name, "stopped")
-        if member.leaving:
-            self._forget(member)
-        return False
 
     def _forget(self, member: LocalMember) -> None:
         """Forget an engine that has left, so that no controller lists it, and `baton up` does not wait for it."""
@@ -259,7 +249,7 @@ class LocalFleet:
         await self.router.ready.wait()
         for member in self.members:
             await member.ready.wait()
-        await self._routable()
+        await self.router.routable(partial(all_up, self))
         self.board.settle()
         model = next((each.model for each in self.members), "") if self.elsewhere is None else self.elsewhere.model
         self._announce(model)
@@ -268,19 +258,6 @@ class LocalFleet:
         self.board.say("\nServing. Ctrl-C stops everything.")
         if self.scaling is not None:
             await self.scaling.run(self)
-
-    async def _routable(self) -> None:
-        """Wait until the router has every engine of this cluster up, with all its ranks. A registry that runs elsewhere
-        may list others, too.
-        """
-        await self.router.routable(self._all_up)
-
-    def _all_up(self, seen: list[dict[str, Any]]) -> bool:
-        if self.elsewhere is None:
-            up = [engine_of(InstanceId(each["id"])) for each in seen if each["state"] == "up"]
-            own = {each.name for each in self.members}  # an engine may leave meanwhile
-            return sum(name in own for name in up) >= self.members.ranks
-        return _all_elsewhere_up(seen, self.elsewhere)
 
     def _announce(self, model: str) -> None:
         router = self.router
@@ -372,6 +349,17 @@ def _fill_board(fleet: LocalFleet) -> None:
         fleet.board.add("controller", "starts engines on Ray")
     for member in fleet.members:
         fleet.board.add(member.name, f"{member.planned.url} on {member.planned.placed}")
+
+
+def all_up(fleet: LocalFleet, seen: list[dict[str, Any]]) -> bool:
+    """Whether the router has every engine of this cluster up, with all its ranks. A registry that runs elsewhere may
+    list others, too.
+    """
+    if fleet.elsewhere is not None:
+        return _all_elsewhere_up(seen, fleet.elsewhere)
+    up = [engine_of(InstanceId(each["id"])) for each in seen if each["state"] == "up"]
+    own = {each.name for each in fleet.members}  # an engine may leave meanwhile
+    return sum(name in own for name in up) >= fleet.members.ranks
 
 
 def _all_elsewhere_up(seen: list[dict[str, Any]], elsewhere: Elsewhere) -> bool:

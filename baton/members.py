@@ -148,18 +148,20 @@ class Members:
                 self._turns.begin(member.planned)
             self._board.update(name, str(event["state"]), str(event.get("detail", "")))
 
-    async def turn(self, member: LocalMember) -> None:
-        """Wait until the engine may start, and count it as starting. Also returns if it is to leave, or the cluster
-        stops (`end_turns`).
+    async def turn(self, member: LocalMember) -> bool:
+        """Wait until the engine may start, and count it as starting. False: it must not start, as it is to leave or the
+        cluster stops (`end_turns`).
         """
         while not (self._over or member.leaving):
             before = self._turns.before(member.planned)
             if not before:
                 self._turns.begin(member.planned)
-                return
+                return True
             self._board.update(member.name, "starting", f"after {before}, which measures the memory of the same GPU")
             self._moved.clear()
             await self._moved.wait()
+        self._board.update(member.name, "stopped")
+        return False
 
     def settled(self, member: LocalMember) -> None:
         """The engine is ready, or its process has ended: the next one on its GPU may start."""

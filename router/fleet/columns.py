@@ -226,10 +226,9 @@ class InstanceView:
         """Take the same incarnation, perhaps in another role. Its legs run on; how many it was ever sent says nothing
         in another pool, so it begins with the fewest that were sent to an instance there.
         """
-        columns = self._columns
         if instance.role is not self.instance.role:
-            self.sent = columns.least_sent(instance.role, self._sent)
-        self.instance = instance
+            self.sent = self._columns.least_sent(instance.role, self._sent)
+        self.instance, columns = instance, self._columns
         columns.prefills[self.row], columns.decodes[self.row] = instance.role.prefills, instance.role.decodes
         columns.weights[self.row] = columns.number(instance.weights)
         columns.node[self.row] = columns.number(instance.node)
@@ -264,9 +263,7 @@ class InstanceView:
 
     @property
     def life(self) -> int:
-        """A number for this life of the instance: its epoch or, for an engine without epochs, how often it was down
-        (below 0).
-        """
+        """A number for this life of the instance: its epoch, or without epochs how often it was down (below 0)."""
         return self.instance.epoch or -self.downs
 
     @property
@@ -281,9 +278,7 @@ class InstanceView:
             self._columns.changed()
 
     def adapter(self, model: str | None) -> str | None:
-        """The digest of the LoRA adapter that this name means on this instance. Empty: unknown. None: the name is no
-        adapter.
-        """
+        """The digest of the LoRA adapter that this name means on this instance; empty: unknown. None: no adapter."""
         for entry in self.models_json:
             if entry.get("id") == model:
                 return self._adapters.get(str(model), "") if entry.get("parent") else None
@@ -410,9 +405,7 @@ class InstanceView:
 
     @property
     def sent(self) -> int:
-        """All legs ever sent to the instance, and those that others of its role were sent while it was not ready or had
-        another role: breaks ties, so that equal instances take turns.
-        """
+        """All legs ever sent to the instance, and what others of its role got before it joined them: it breaks ties."""
         return self._sent
 
     @sent.setter

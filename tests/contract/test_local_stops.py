@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,7 +22,7 @@ from baton import fleet as fleet_module
 from baton import router_child
 from baton.commands import down
 from baton.commands import up as up_command
-from baton.fleet import Elsewhere, LocalFleet
+from baton.fleet import Elsewhere, LocalFleet, all_up
 from baton.local import Program
 from baton.plan import PlacedEngine, from_counts
 from baton.registry_child import RegistryElsewhere
@@ -249,7 +250,7 @@ async def test_up_waits_for_its_own_engines(
     app.router.add_get("/ready", ready)
     runner, fleet.router.admin = await listen(app, "127.0.0.1", 0)
     try:
-        await asyncio.wait_for(fleet._routable(), 20)
+        await asyncio.wait_for(fleet.router.routable(partial(all_up, fleet)), 20)
     finally:
         await runner.cleanup()
     assert asked >= 4
@@ -368,4 +369,4 @@ def test_a_fleet_on_ray_serves_at_the_sizes_that_an_earlier_run_left(
     args.vllm_args = []
     fleet = _fleet(up_command._elsewhere(args, spec, up_command._front(args, spec)))
     seen = [{"id": name, "role": name.partition("-")[0], "state": "up"} for name in up.split()]
-    assert fleet._all_up(seen) is enough
+    assert all_up(fleet, seen) is enough
