@@ -22,10 +22,6 @@ from router.scheduler.scoring.row_prices import FEW, RowPrices
 HOLDS_FREE: Final = 0.5
 """Up to this share of P's memory in use, holds there cost nothing: new prompts find room. Chosen, not measured."""
 
-PROMISED: Final = 3.0
-"""A prompt of a class that refuses counts each answer that is expected to miss because of it so many times: the prompt
-may wait or be refused, and breaks no promise; the answers were let in."""
-
 _REACHES: Final = tuple(RAMP[0] + (RAMP[1] - RAMP[0]) * (at + 0.5) / 4 for at in range(4))
 """Shares of a target up to which a prediction may still be met, equally likely."""
 
@@ -66,13 +62,14 @@ class Prices(RowPrices):
 
     def harm(self, row: int) -> float:
         """The cost to answers there: `MISS` for each one that is expected to miss its target because of this prompt,
-        `PROMISED` times that if its class refuses.
+        `promised_weight` times that if its class refuses.
         """
         if not self.promised or not self.fleet.inflight.rows[row].decoding:
             return 0.0
         short = max(2.0, self.lengths[0])
-        miss = MISS * PROMISED if self.wanted.sheds else MISS
-        return miss * self.fleet.inflight.harmed(row, self.stall_at(row), short, self.middle, self.wanted.now)
+        inflight = self.fleet.inflight
+        miss = MISS * inflight.promised_weight if self.wanted.sheds else MISS
+        return miss * inflight.harmed(row, self.stall_at(row), short, self.middle, self.wanted.now)
 
     def handoff(self, prefill: int, decode: int) -> float:
         """The cost of a pause, before the first token (`waits`) or between the first and the second. The latter is the
