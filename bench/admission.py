@@ -7,11 +7,10 @@
 A run on mocks is void if the sender sent late or the mocks' clocks woke late: then the machine missed targets.
 
 Two classes that refuse (`when_missed: shed`) come faster than the fleet can serve: one prefill instance, one decode
-instance and one of role both, Llama-3.1-8B on H100s. Each scenario of `sim.experiments.overload` runs three times with
-the same arrivals: with margins that are learned (`router.predict.margins`), with the widest margin throughout, and with
-that margin and prompts that count an answer which they make late once instead of `PROMISED_WEIGHT` times. The last was
-the rule before. Attainment is of all arrivals: refused ones count as missed. The gains of the margins and the weight
-were chosen on other draws.
+instance and one of role both, Llama-3.1-8B on H100s. Each scenario of `sim.experiments.overload` runs with the same
+arrivals with each of two rules and without: margins are learned (`router.predict.margins`) instead of the widest
+throughout, and prompts count an answer that they make late `SHED_WEIGHT` times instead of once. Attainment is of all
+arrivals: refused ones count as missed. The gains of the margins and the weight were chosen on other draws.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ KEPT: Final = 0.97
 NO_LOWER: Final = 0.0
 """Least difference of attainment (of all arrivals) between today's rule and the one before."""
 APART: Final = 0.10
-LEARNED, WIDEST, BEFORE = "learned", "widest", "widest, misses once"
-RULES: Final = {BEFORE: (False, False), WIDEST: (False, True), LEARNED: (True, True)}
+NEITHER, NOW = "neither", "both"
+RULES: Final = {NEITHER: (False, False), "margins": (True, False), "weight": (False, True), NOW: (True, True)}
 """Whether margins are learned, and whether prompts of classes that refuse weigh the answers that they make late."""
 PARTS: Final = ("simulated", "mocks")
 PARTS_OF_SLOW: Final = ("before", "in flight, and 5 s after", "later")
@@ -132,17 +131,15 @@ def figures_of(ran: dict[str, Ran], scenario: Overload) -> dict[str, Any]:
 
 def targets_of(name: str, figures: dict[str, Any], scenario: Overload) -> dict[str, Any]:
     """The targets of one scenario, with their values."""
-    learned, before = figures[LEARNED], figures[BEFORE]
-    kept = learned["around"]["later"] if scenario.slow else learned["kept"]
+    mine, before = figures[NOW], figures[NEITHER]
+    kept = mine["around"]["later"] if scenario.slow else mine["kept"]
     where = ", 5 s after the middle and later" if scenario.slow else ""
     found = {
         f"{name}: kept of what was let in{where}": target(kept, KEPT, at_most=False),
-        f"{name}: attainment, less that before": target(
-            learned["attained"] - before["attained"], NO_LOWER, at_most=False
-        ),
+        f"{name}: attainment, less that before": target(mine["attained"] - before["attained"], NO_LOWER, at_most=False),
     }
     if scenario.within < 1.0:
-        by = learned["by_decile"]
+        by = mine["by_decile"]
         found[f"{name}: attainment of the middle deciles less that of the longest"] = target(
             (by[4] + by[5]) / 2 - by[9], APART
         )
@@ -266,7 +263,7 @@ def row_on_mocks(found: OnMocks) -> list[str]:
     """The table's row of the run on mocks."""
     kept, void = found.kept, " (void)" if found.void() else ""
     counts = [str(kept.arrived), str(kept.admitted), f"{kept.kept:.3f}{void}", f"{kept.attained:.3f}", ""]
-    return ["two classes, mocks", LEARNED, *counts]
+    return ["two classes, mocks", NOW, *counts]
 
 
 def target_on_mocks(found: OnMocks) -> dict[str, Any]:
@@ -309,10 +306,10 @@ def main() -> None:
         figures["mocks"] = found.as_json()
         targets |= target_on_mocks(found)
         rows.append(row_on_mocks(found))
-    columns = ["", "margin", "interactive", "let in", "kept of these", "attained", "attained of both classes"]
+    columns = ["", "rules", "interactive", "let in", "kept of these", "attained", "attained of both classes"]
     tables = [Table("Overloads", columns, rows)]
     if around:
-        tables.append(Table("Kept, a decode instance slows down", ["margin", *PARTS_OF_SLOW], around))
+        tables.append(Table("Kept, a decode instance slows down", ["rules", *PARTS_OF_SLOW], around))
     if deciles:
         names = [str(at) for at in range(1, 11)]
         tables.append(Table("Attainment by decile of prompt length, both classes", ["", *names], deciles))

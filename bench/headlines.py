@@ -38,7 +38,7 @@ class Headline:
 HEADLINES: Sequence[Headline] = (
     Headline("mean TTFT of chats as Baton starts, over the best policy of vllm-router", "defaults",
              r"(4\+4|16\+16), sessions.*: (mean )?TTFT.*", "bench-defaults", "{:.2f} ×"),
-    Headline("mean TTFT without a shared prefix, over the best policy of vllm-router", "defaults",
+    Headline("mean TTFT in all other rows, over the best simple rule", "defaults",
              r"(?!(4\+4|16\+16), sessions).*: (mean )?TTFT.*", "bench-defaults", "{:.2f} ×"),
     Headline("admitted requests that meet their targets, worst overload (a slow instance: from 5 s after)", "admission",
              r".*: kept of what was let in.*", "bench-admission", "{:.1%}", at_least=True),

@@ -43,11 +43,6 @@ SPREAD: Final = 2.0
 """Standard deviations of KV that are kept free for answers that get longer than predicted. In 2 % of the time that is
 not enough, and vLLM preempts."""
 
-PROMISED_WEIGHT: Final = 3.0
-"""A prompt of a class that refuses counts each answer that is expected to miss because of it so many times: the prompt
-may wait or be refused, and breaks no promise; the answers were let in. Chosen on simulated loads (docs/policy.md).
-"""
-
 REBASE_S: Final = 100 * DUTY_S
 """The time after which `RowLoad.recent` is scaled down again: by e^100, far below the largest float."""
 
@@ -207,8 +202,6 @@ class InflightLoad:
         self.margins: Final = Margins()
         self.first_margins: Final = Margins(PROMPTLY, FIRST_AIM)
         """The margins of TTFT targets; `margins` has those of TPOT targets."""
-        self.promised_weight = PROMISED_WEIGHT
-        """Read by `Prices.harm`; experiments change it."""
         self.tries: Final = Tries()
         self.answers = 0
         """The number of answers on all rows."""

@@ -110,7 +110,7 @@ SCENARIOS: Final = (
 
 def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True, weighs: bool = True) -> Result:
     """One run. `learns`: margins follow what was missed; else they stay the widest. `weighs`: prompts of classes that
-    refuse count answers that they make late `PROMISED_WEIGHT` times; else once.
+    refuse count answers that they make late `SHED_WEIGHT` times; else once.
     """
     pools = [EqualInstances(role=role, count=count, tp=1, gpu=GPU) for role, count in scenario.fleet]
     settings = SimSettings(checks=False, seeding=scenario.seeded)
@@ -118,11 +118,12 @@ def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True, wei
     members, policy = shelf.members(MODEL, pools), POLICIES["workload"]
     promises = {name: replace(each, lengths_within=scenario.within) for name, each in PROMISES.items()}
     world = World(members, settings, policy=policy, model=MODEL, promises=promises, view=view)
-    inflight = world.view.all().inflight
     if not learns:
+        inflight = world.view.all().inflight
         inflight.margins.step = inflight.first_margins.step = 0.0
     if not weighs:
-        inflight.promised_weight = 1.0
+        for front in world.fronts:
+            front.scheduler.scoring.shed_weight = 1.0
     if scenario.slow:
         name = next(each.name for each in world.instances if each.name == scenario.slow)
         slow = Fault(at_s=scenario.middle_s, kind="slow", instance=name, duration_s=1e6, factor=SLOWER)

@@ -19,7 +19,7 @@ from router.predict.step_model import SURE, Make, make_of
 from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
 from router.scheduler.placements import Placement, Placements
-from router.scheduler.scoring.prices import Scoring, prices_of
+from router.scheduler.scoring.prices import SHED_WEIGHT, Scoring, prices_of
 from router.scheduler.scoring.workload import K, workload
 
 MAKES = {
@@ -266,6 +266,23 @@ def test_an_engine_is_not_filled_beyond_its_strictest_target() -> None:
         place(here, asks(ttft_ms=1000.0, tpot_ms=12.0, scoring=scoring), "d1", "p0")
     loose = workload(here.all(), asks(ttft_ms=1000.0, tpot_ms=100.0, scoring=scoring))
     assert loose.decode == "d2", "the new request could wait; the requests on d1 could not"
+
+
+def test_a_prompt_that_may_be_refused_spares_the_answers_that_were_let_in() -> None:
+    """It counts each answer that it is expected to make late `SHED_WEIGHT` times. Without answers there it costs
+    nothing.
+    """
+    here, scoring = view(B, B), Scoring(SaturationDetector(FlowControlQueue()))
+    targets = {"ttft_ms": 2000.0, "tpot_ms": 12.0, "scoring": scoring}
+    for _ in range(20):
+        place(here, asks(**targets), "b0", "b0")
+    long = asks(prompt_tokens=8000, **targets)
+    row, idle = (here.get(InstanceId(name)).row for name in ("b0", "b1"))
+    once = prices_of(here.all(), long).harm(row)
+    assert once > 0
+    refusable = prices_of(here.all(), replace(long, sheds=True))
+    assert refusable.harm(row) == pytest.approx(SHED_WEIGHT * once)
+    assert refusable.harm(idle) == 0
 
 
 def test_an_excluded_instance_is_not_chosen() -> None:

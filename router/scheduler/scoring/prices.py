@@ -19,6 +19,12 @@ from router.scheduler.scoring.budget import MISS, OWN, OWN_MISSED, RAMP
 from router.scheduler.scoring.figures import PULL_MS, PULL_STEPS, Saturation
 from router.scheduler.scoring.row_prices import FEW, RowPrices
 
+SHED_WEIGHT: Final = 3.0
+"""A prompt of a class that refuses (`when_missed: shed`) counts each answer that is expected to miss because of it so
+many times: the answers were let in on a promise, and a prompt that has not been can wait or be refused. Chosen on
+simulated loads (docs/policy.md). What an answer does to others (`_push_over`) counts once; no other weight was tried.
+"""
+
 HOLDS_FREE: Final = 0.5
 """Up to this share of P's memory in use, holds there cost nothing: new prompts find room. Chosen, not measured."""
 
@@ -62,14 +68,13 @@ class Prices(RowPrices):
 
     def harm(self, row: int) -> float:
         """The cost to answers there: `MISS` for each one that is expected to miss its target because of this prompt,
-        `promised_weight` times that if its class refuses.
+        `SHED_WEIGHT` times that if its class refuses.
         """
         if not self.promised or not self.fleet.inflight.rows[row].decoding:
             return 0.0
         short = max(2.0, self.lengths[0])
-        inflight = self.fleet.inflight
-        miss = MISS * inflight.promised_weight if self.wanted.sheds else MISS
-        return miss * inflight.harmed(row, self.stall_at(row), short, self.middle, self.wanted.now)
+        miss = MISS * _shed_weight(self.wanted) if self.wanted.sheds else MISS
+        return miss * self.fleet.inflight.harmed(row, self.stall_at(row), short, self.middle, self.wanted.now)
 
     def handoff(self, prefill: int, decode: int) -> float:
         """The cost of a pause, before the first token (`waits`) or between the first and the second. The latter is the
@@ -238,8 +243,15 @@ class Scoring:
     def __init__(self, saturation: Saturation | None) -> None:
         """`saturation`: where there is room without breaking a promise; None: nothing is promised."""
         self.saturation: Final = saturation
+        self.shed_weight = SHED_WEIGHT
+        """An experiment changes it."""
         self.priced: Prices | None = None
         """The prices of the last request."""
+
+
+def _shed_weight(wanted: Wanted) -> float:
+    scoring: Scoring | None = wanted.scoring
+    return SHED_WEIGHT if scoring is None else scoring.shed_weight
 
 
 def prices_of(fleet: FleetSnapshot, wanted: Wanted) -> Prices:

@@ -2,7 +2,8 @@
 saves. Pure.
 
 A price is a share of what was promised: a first token after half of its target costs one half, and more the less of the
-target is left (`budget`); a missed target costs `MISS`, for any request. Without targets, `LOOSE` times an idle
+target is left (`budget`); a missed target costs `MISS`, for any request (`Prices.harm` weighs it where the prompt's
+class refuses). Without targets, `LOOSE` times an idle
 instance's latency takes their place. In a small fleet all rows are priced at once; in a large one only the requested
 rows and the best of each `shortlist`.
 """
