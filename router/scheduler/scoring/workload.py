@@ -8,8 +8,9 @@ The price of a place, in milliseconds, is what all requests together lose by it:
 - on D: a step's time for each of its tokens, longer if D computes prompts as well; and the time by which every answer
   there takes longer for each of its steps;
 - for a pair: moving the KV cache. For both legs on one instance: the wait and the stall, and no move;
-- `MISS` for each target that is missed because of it, its own or of requests there (`SHED_WEIGHT` times `MISS` for answers
-  that its prompt makes late, if its class refuses). A miss counts as a share between 0 and 1, as predictions are not exact.
+- `MISS` for each target that is missed because of it, its own or of requests there (`SHED_WEIGHT` times `MISS` for
+  answers that its prompt makes late, if its class refuses). A miss counts as a share between 0 and 1, as predictions
+  are not exact.
 
 The policy takes the best `K` for prefill and the best `K` for decode, and compares the pairs of these (never all pairs)
 with the best instance for both legs. So whether to hand over at all (break-even) is one more comparison of the same
