@@ -159,8 +159,8 @@ def trust_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str
 
 
 def _handed_over(results: Results, name: str) -> dict[str, float]:
-    """By cell: the share of a router's answers that were handed over, median of the rounds. The twins' cell is not among
-    them: twins do not count answers that were handed over, but prompt tokens.
+    """By cell: the share of a router's answers that were handed over, median of the rounds. The twins' cell is left
+    out: twins do not count answers that were handed over, but prompt tokens.
     """
     found: dict[str, float] = {}
     for cell in (cell for cell, whose in results if whose == name and cell.kind != "twins"):
