@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.contestants import BATON, DEFAULT, DIRECT, POLICIES, RIVAL, VARIANTS
@@ -151,7 +151,7 @@ def trust_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str
         examples = [why for each in found for why in each.examples][:3]
         counts = {"answers": done, "failed": failed, "rewritten": rewritten, "memory_mb": round(memory, 1)}
         figures[name] = {**counts, "handed_over": handed, "examples": examples}
-        part = _span(handed.values())
+        part = _span(handed)
         rows.append([name, f"{done:,}", f"{failed:,}", part, f"{rewritten:,}", f"{memory:,.0f}"])
     written = "of those right, an event written anew"
     columns = ["router", "answers right", "failed", "handed over, by cell", written, "memory at most, MB"]
@@ -159,7 +159,9 @@ def trust_table(results: Results, names: Sequence[str]) -> tuple[Table, dict[str
 
 
 def _handed_over(results: Results, name: str) -> dict[str, float]:
-    """By cell: the share of a router's answers that were handed over, median of the rounds. Twins count tokens."""
+    """By cell: the share of a router's answers that were handed over, median of the rounds. The twins' cell is left
+    out: twins do not count answers that were handed over, but prompt tokens.
+    """
     found: dict[str, float] = {}
     for cell in (cell for cell, whose in results if whose == name and cell.kind != "twins"):
         share = middle([each.handed_over / each.done for each in results[cell, name] if each.done])
@@ -168,12 +170,13 @@ def _handed_over(results: Results, name: str) -> dict[str, float]:
     return found
 
 
-def _span(shares: Collection[float]) -> str:
-    """From the least to the most of these shares."""
+def _span(shares: Mapping[str, float]) -> str:
+    """From the least to the most of these shares, and the cell with the most."""
     if not shares:
         return "–"
-    least, most = f"{min(shares):.0%}", f"{max(shares):.0%}"
-    return most if least == most else f"{least} to {most}"
+    highest = max(shares, key=lambda cell: shares[cell])
+    least, most = f"{min(shares.values()):.0%}", f"{shares[highest]:.0%}"
+    return most if least == most else f"{least} to {most} ({highest})"
 
 
 def _less(one: float | None, other: float | None) -> float | None:

@@ -42,8 +42,8 @@ BEAT_EVERY_S = 1.0
 HEARTBEAT_BYTES_MAX = 64 * 1024
 """Largest heartbeat read or written. A usual one has under 1 KB, most of it the models' entries."""
 
-QUARANTINED_MAX = 32
-"""A router announces the quarantine of at most this many instances."""
+QUARANTINED_MAX = 64
+"""A router announces what it knows of at most this many instances in quarantine, or readmitted."""
 
 SHUNS_MAX = 1024
 """An agent announces at most this many producers that its engine pulls nothing from."""

@@ -14,6 +14,7 @@ HANDSHAKES: Final = ("begun", "done", "not_tls", "nothing_in_common", "alert", "
 client refused, mostly as it does not trust the certificate, and said so."""
 
 _NOT_TLS: Final = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER"})
+_NOTHING_IN_COMMON: Final = ("NO_SHARED_", "NO_SUITABLE_", "UNSUPPORTED_", "VERSION_TOO_LOW")
 
 
 def server_context(cert_file: str, key_file: str | None, handshakes: MutableMapping[str, int]) -> ssl.SSLContext:
@@ -68,7 +69,7 @@ def _failure(reason: str) -> str:
         return "not_tls"
     if "_ALERT_" in reason:
         return "alert"
-    return "nothing_in_common" if reason.startswith(("NO_SHARED_", "NO_SUITABLE_", "UNSUPPORTED_")) else "other"
+    return "nothing_in_common" if reason.startswith(_NOTHING_IN_COMMON) else "other"
 
 
 def _no_password() -> str:

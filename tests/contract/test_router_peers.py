@@ -219,21 +219,29 @@ async def test_quarantine_holds_at_every_router_and_at_later_ones(replicas: Repl
 async def test_an_instance_that_other_routers_words_displace_is_logged_and_counted_once(
     replicas: Replicas, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Several routers can set more instances aside together than any of them announces."""
+    """Several routers can set more instances aside together than any of them announces. One that has not heard so goes
+    on announcing what was displaced.
+    """
     admin = await replicas.router()
     await replicas.see_each_other()
-    assert (await replicas.change("POST", admin, "/quarantine/d", json={"because": "slow"}))[0] == 200
+    status, said = await replicas.change("POST", admin, "/quarantine/d", json={"because": "slow"})
+    assert status == 200
+    (name,) = said["routers"]
     crowd = {f"x{number}": (9, True, "", "router-else") for number in range(WORDS_MAX)}
+    stale = {"d": (1, True, "slow", name)}
     for seq in range(1, 4):
-        await replicas.registry.beat(
-            Heartbeat(
-                id=InstanceId("router-else"), agent="else", seq=seq, kind=MemberKind.ROUTER, state=MemberState.READY,
-                url="http://127.0.0.1:9", quarantined=crowd,
-            )
-        )  # fmt: skip
+        for router, words in (("else", crowd), ("stale", stale)):
+            await replicas.registry.beat(
+                Heartbeat(
+                    id=InstanceId(f"router-{router}"), agent=router, seq=seq, kind=MemberKind.ROUTER,
+                    state=MemberState.READY, url="http://127.0.0.1:9", quarantined=words,
+                )
+            )  # fmt: skip
+        await replicas.engine(f"e{seq}", Role.DECODE)  # seen by a reading that has the announcements, too
         async with asyncio.timeout(5):
-            while (await replicas.states(admin))["d"] != "up":
+            while (await replicas.states(admin)).get(f"e{seq}") != "up":
                 await asyncio.sleep(0.02)
+        assert (await replicas.states(admin))["d"] == "up"
     assert "d" not in (await replicas.get(admin, "/quarantine"))[1]["quarantined"]
     assert "baton_quarantine_displaced_total 1.0" in (await replicas.get(admin, "/metrics"))[1]
     (line,) = [each.getMessage() for each in caplog.records if "is not set aside any more" in each.getMessage()]

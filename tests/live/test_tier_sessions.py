@@ -25,7 +25,7 @@ models:
 """
 TIERS = "kv: {host_gib: 0.25}\n"
 BY_LOAD = "router: {policy: least_load}\n"
-WAYS = {"tiers, known to the router": TIERS, "tiers, placed by load": TIERS + BY_LOAD, "no tiers": ""}
+SETUPS = {"tiers, known to the router": TIERS, "tiers, placed by load": TIERS + BY_LOAD, "no tiers": ""}
 
 
 def heard_with(folder: Path, more: str) -> Heard:
@@ -37,13 +37,11 @@ def heard_with(folder: Path, more: str) -> Heard:
 
 
 def test_conversations_find_their_beginnings_in_tiers(tmp_path: Path) -> None:
-    """With tiers less than half of the prompt tokens are computed again, and first tokens come sooner.
-
-    A router that goes by load alone hands every turn over, so both engines keep it: no more is computed than with the
-    router that knows of the tiers, and first tokens wait for two engines.
+    """With tiers less than half as many prompt tokens are computed again as without, whether the router knows of the
+    tiers or goes by load alone. Answers are the same. Times are printed only: one run of each decides nothing.
     """
     told = {}
-    for number, (name, more) in enumerate(WAYS.items()):
+    for number, (name, more) in enumerate(SETUPS.items()):
         told[name] = heard = heard_with(tmp_path / f"{number}", more)
         first_ms = sorted(1000 * each for each in heard.first_s)
         print(
@@ -53,4 +51,3 @@ def test_conversations_find_their_beginnings_in_tiers(tmp_path: Path) -> None:
     known, by_load, none = told.values()
     assert known.said == by_load.said == none.said
     assert max(known.computed, by_load.computed) < 0.5 * none.computed
-    assert mean(known.first_s) < mean(none.first_s)

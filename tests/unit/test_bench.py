@@ -53,7 +53,7 @@ def test_the_share_handed_over_is_told_cell_by_cell() -> None:
         each.handed_over = handed
     table, figures = router.trust_table(results, ["baton"])
     assert figures["baton"]["handed_over"] == {"requests 2 KB 1×1": 0.0, "requests 100 KB 1×1": 0.91}
-    assert table.rows == [["baton", "400", "0", "0% to 91%", "0", "10"]]
+    assert table.rows == [["baton", "400", "0", "0% to 91% (requests 100 KB 1×1)", "0", "10"]]
     every = {(REQUESTS, "relay"): [measured(0.1)]}
     every[REQUESTS, "relay"][0].handed_over = 100
     assert router.trust_table(every, ["relay"])[0].rows[0][3] == "100%"
