@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from cluster.scan import COMMON_MAX
+
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 TOKENIZE = "/tokenize"
@@ -89,8 +91,7 @@ def _structure() -> Iterator[Worst]:
     yield _repeated("escaped keys", b'"\\u006b\\u0076_":1,', b'{"a":{', b'"x":1}}')
     yield _repeated("keys that are nearly ours", b'"kv_transfer_param":"kv_transfer_params",', b'{"a":{', b'"x":1}}')
     yield _repeated("keys that are ours", b'"kv_transfer_params":1,', b'{"prompt":"x","a":{', b'"x":1}}')
-    head = _CHAT + b'[{"input":['
-    yield _repeated("keys that only look like names of media", b'{"uuid":"a"},', head, b"1]}]}]}", path=CHAT)
+    yield from _media()
     yield _repeated("tiny messages", b'{"role":"user","content":"a"},', b'{"messages":[', b"{}]}", path=CHAT)
     yield _repeated("tiny parts", b'{"type":"text","text":"a"},', _CHAT + b"[", b"{}]}]}", path=CHAT)
     yield _repeated("a million stops", b'"a",', b'{"prompt":"x","stream":true,"stop":[', b'"b"]}', size=4_000_000)
@@ -98,6 +99,24 @@ def _structure() -> Iterator[Worst]:
     yield _repeated("a large schema", b'"a":{"type":"string"},', b'{"prompt":"x","response_format":{', b'"b":{}}}')
     yield _repeated("/tokenize, empty lists", b"[],", b'{"a":[', b"1]}", path=TOKENIZE)
     yield _repeated("/tokenize, a list of objects", b'{"a":[]},', b"[", b"1]", path=TOKENIZE)
+
+
+def _media() -> Iterator[Worst]:
+    """As many keys as a body may have that name media or look like it, in a body of the largest size."""
+    keys = b'{"uuid":"a"},' * (COMMON_MAX - 1)
+    rest = b'{"type":"text","text":"'
+    for name, before, after in (
+        ("names of media", b"[", b""),
+        ("keys that only look like names of media", b'[{"input":[', b"1]},"),
+    ):
+        head = _CHAT + before + keys + after + rest
+        yield _repeated(name, b"x", head, b'"}]}]}', size=32_000_000, path=CHAT, passes=True)  # names grow by 63 bytes
+    tail = b'"a","type":"text","text":"x"}]}]}'
+    yield _repeated("spaces before a name", b" ", _CHAT + b'[{"uuid":', tail, path=CHAT, passes=True)
+    yield _repeated("spaces before a colon", b" ", _CHAT + b'[{"uuid"', b":" + tail, path=CHAT, passes=True)
+    yield _repeated("spaces before null", b" ", _CHAT + b'[{"uuid":', b"null," + tail[4:], path=CHAT, passes=True)
+    head, tail = _CHAT + b'"x"}],"a":{"vllm_xargs":', b'{},"b":"' + b"x" * 100_000 + b'"}}'
+    yield _repeated("spaces before an object", b" ", head, tail, path=CHAT, passes=True)
 
 
 def _texts() -> Iterator[Worst]:
@@ -157,6 +176,9 @@ def _ordinary() -> Iterator[Worst]:
     yield _repeated("an image of 20 MB", b"A", _IMAGE, b'"}}]}]}', size=20_000_000, path=CHAT, passes=True)
     named = b'{"type":"image_url","image_url":{"url":"data:image/png;base64,' + b"A" * 400 + b'"},"uuid":"a"},'
     yield _repeated("pictures with names", named, _CHAT + b"[", named[:-1] + b"]}]}", size=4_500_000, path=CHAT,
+                    passes=True)  # fmt: skip
+    named = named.replace(b"A" * 400, b"A" * 1_000_000)
+    yield _repeated("pictures of a megabyte with names", named, _CHAT + b"[", named[:-1] + b"]}]}", path=CHAT,
                     passes=True)  # fmt: skip
     yield Worst("a million token ids", lambda: _ids(1_000_000), passes=True)
     yield _repeated("prose of 8 MB", b"Call me Ishmael, said \\n", _PROMPT, b'"}', size=8_000_000, passes=True)

@@ -36,7 +36,7 @@ _WHITE: Final = b" \t\r\n"
 _BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEPS: Final = tuple((byte == ord("[")) - (byte == ord("]")) for byte in range(256))
-_SPACES: Final = re.compile(rb"[ \t\r\n]*")
+_SPACES: Final = re.compile(rb"[ \t\r\n]+")
 _RUN_BYTES: Final = 64
 """Bytes that are searched first for a run of backslashes: real runs are short."""
 _QUOTES_FEW: Final = 256
@@ -75,21 +75,23 @@ class TooMany(ValueError):
 class Names:
     """Keys to look for, in every spelling that JSON has for them."""
 
-    __slots__ = ("longest", "needles", "often", "pattern")
+    __slots__ = ("common", "longest", "needles", "pattern", "shared")
 
-    def __init__(self, names: Iterable[str], often: Iterable[str] = ()) -> None:
-        """All names are of ASCII letters and underscores. `often`: names that ordinary bodies have many times."""
-        self.often: Final = frozenset(often)
-        wanted = sorted({*names, *self.often})
+    def __init__(self, names: Iterable[str], common: Iterable[str] = ()) -> None:
+        """All names are of ASCII letters and underscores. `common`: names that ordinary bodies have many times."""
+        self.common: Final = frozenset(common)
+        wanted = sorted({*names, *self.common})
         assert all(name.replace("_", "").isascii() and name.replace("_", "").isalpha() for name in wanted)
         self.needles: Final = (*(name.encode() for name in wanted), b"\\u00")
         """A slice without any of these bytes has no such key."""
-        self.pattern: Final = re.compile(b'"(?:' + b"|".join(map(_spelled, wanted)) + b')"')
+        self.pattern: Final = re.compile(b'"(?:' + b"|".join(map(spelled, wanted)) + b')"')
+        self.shared: Final = {name: name for name in wanted}
+        """One object for each name: many keys may have it."""
         self.longest: Final = 6 * max(map(len, wanted)) + 2
 
 
-def _spelled(name: str) -> bytes:
-    """A pattern that matches a name with any of its letters escaped."""
+def spelled(name: str) -> bytes:
+    """A pattern that matches a name of ASCII letters and underscores with any of its letters escaped."""
     return b"".join(b"(?:%c|\\\\u00%s)" % (ord(letter), _either_case(b"%02x" % ord(letter))) for letter in name)
 
 
@@ -100,10 +102,11 @@ def _either_case(digits: bytes) -> bytes:
 
 KEYS_MAX: Final = 256
 
-OFTEN_MAX: Final = 10_000
-"""The most keys with one of `Names.often`. Each takes 4 µs and 100 bytes."""
+COMMON_MAX: Final = 10_000
+"""The most keys with one of `Names.common`. Each takes 4 µs and 130 bytes."""
 
 _KEYS_A_STEP: Final = 1024
+"""Names that are looked at in one step: keys, and texts with the same content."""
 
 
 class FoundKey(NamedTuple):
@@ -134,9 +137,9 @@ class Survey:
     commas: int
     """Commas outside of texts. The text holds at most as many numbers as it has commas, objects and arrays together."""
     keys: tuple[FoundKey, ...]
-    """The first `KEYS_MAX` of the keys that were looked for, without those of `often`."""
-    often: tuple[FoundKey, ...]
-    """The keys with one of `Names.often`, in their order: all of them if there are fewer than `KEYS_MAX` of `keys`."""
+    """The first `KEYS_MAX` of the keys that were looked for, without those of `Names.common`."""
+    common: tuple[FoundKey, ...]
+    """The keys with one of `Names.common`, in their order: all of them if there are fewer than `KEYS_MAX` of `keys`."""
     plain: tuple[Plain, ...]
     """Whole slices only: a short text has none. A parser finds the same values in a body without these ranges."""
 
@@ -154,12 +157,11 @@ def survey(raw: bytes, names: Names, *, depth_max: int, values_max: int = VALUES
         TooDeep, TooMany: at the first slice that breaks a limit.
     """
     inside = depth = quotes = brackets = commas = 0
-    keys: list[FoundKey] = []
-    often: list[FoundKey] = []
+    keys = _Keys(raw, names)
     plain: list[Plain] = []
     start, size = 0, len(raw)
     while start < size and depth >= 0:
-        end = _end_of_slice(raw, start)
+        end = end_of_slice(raw, start)
         piece = _without_escapes(raw[start:end])
         texts = piece.split(b'"')
         outside = b"".join(texts[inside::2])
@@ -170,30 +172,82 @@ def survey(raw: bytes, names: Names, *, depth_max: int, values_max: int = VALUES
         brackets += steps.count(b"[")
         before, depth = depth, _deeper(depth, steps, depth_max)
         _check(brackets + quotes // 2, commas, values_max)
-        if found and len(keys) < KEYS_MAX:
-            here = _keys_between(raw, start, end, names, few=found < _QUOTES_FEW)
-            yield from _sort(_with_depths(here, raw, start, before, inside), names, keys, often)
+        if found and len(keys.found) < KEYS_MAX:
+            yield from keys.search(start, end, before, inside, few=found < _QUOTES_FEW)
         inside = (inside + found) % 2
         if not found and (_is_text(piece) if inside else not piece.strip(_WHITE)):
             _add(plain, Plain(start, end, bool(inside)))
         start = end
         yield
-    return Survey(brackets + quotes // 2, commas, tuple(keys), tuple(often), tuple(plain))
+    return Survey(brackets + quotes // 2, commas, tuple(keys.found), tuple(keys.common), tuple(plain))
 
 
-def _sort(found: Iterable[FoundKey], names: Names, keys: list[FoundKey], often: list[FoundKey]) -> Steps[None]:
-    """Append the keys of a slice to the list they belong to, until `keys` is full."""
-    for key in found:
-        if key.name not in names.often:
-            keys.append(key)
-            if len(keys) == KEYS_MAX:
+class _Keys:
+    """The keys of a text that are looked for, found slice by slice."""
+
+    __slots__ = ("_names", "_raw", "common", "found")
+
+    def __init__(self, raw: bytes, names: Names) -> None:
+        self._raw: Final = raw
+        self._names: Final = names
+        self.found: Final[list[FoundKey]] = []
+        """`Survey.keys`"""
+        self.common: Final[list[FoundKey]] = []
+        """`Survey.common`"""
+
+    def search(self, start: int, end: int, depth: int, inside: int, *, few: bool) -> Steps[None]:
+        """Add the keys that begin in a slice, until `found` is full. `depth` is that of its `start`, where `inside` is
+        1 within a text. `few`: the slice has so few quotes that trying each one is quick.
+        """
+        raw = self._raw
+        for number, match in enumerate(self._matches(start, end, few=few)):
+            if number % _KEYS_A_STEP == _KEYS_A_STEP - 1:
+                yield
+            if len(self.found) == KEYS_MAX:
                 return
-            continue
-        if len(often) == OFTEN_MAX:
-            raise TooMany(f"The body holds more than {OFTEN_MAX:,} keys `{key.name}`.", key.name)
-        often.append(key)
-        if not len(often) % _KEYS_A_STEP:
+            begin = match.start()
+            if backslashes_before(raw, begin, start) % 2:
+                continue  # an escaped quote begins no text
+            value = yield from _value_after(raw, match.end())
+            if not value:
+                continue
+            outside = b"".join(_without_escapes(raw[start:begin]).split(b'"')[inside::2])
+            brackets = outside.translate(_BRACKETS, _NO_BRACKETS)
+            depth += 2 * brackets.count(b"[") - len(brackets)
+            self._add(FoundKey(self._names.shared[json.loads(match.group())], value, depth))
+            start, inside = begin, 0
+
+    def _matches(self, start: int, end: int, *, few: bool) -> Iterator[re.Match[bytes]]:
+        """The wanted names in quotes that begin in this slice."""
+        stop = min(len(self._raw), end + self._names.longest)
+        if not few and all(self._raw.find(needle, start, stop) < 0 for needle in self._names.needles):
+            return
+        for match in self._names.pattern.finditer(self._raw, start, stop):
+            if match.start() >= end:
+                return
+            yield match
+
+    def _add(self, key: FoundKey) -> None:
+        if key.name not in self._names.common:
+            self.found.append(key)
+            return
+        if len(self.common) == COMMON_MAX:
+            raise TooMany(f"The body holds more than {COMMON_MAX:,} keys `{key.name}`.", key.name)
+        self.common.append(key)
+
+
+def _value_after(raw: bytes, at: int) -> Steps[int]:
+    """Where the value of the key begins that ends at `at`: after its colon; 0 if no colon follows. Spaces before the
+    colon may be most of a body.
+    """
+    while raw[at : at + 1] != b":":
+        spaces = _SPACES.match(raw, at, at + SLICE_BYTES)
+        if spaces is None:
+            return 0
+        at = spaces.end()
+        if len(spaces[0]) == SLICE_BYTES:
             yield
+    return at + 1
 
 
 def _without_escapes(piece: bytes) -> bytes:
@@ -233,18 +287,18 @@ def run(steps: Steps[Found]) -> Found:
     return work.found
 
 
-def _end_of_slice(raw: bytes, start: int) -> int:
+def end_of_slice(raw: bytes, start: int) -> int:
     """Where a slice ends, never inside an escape. `start` is never inside one either."""
     end = min(start + SLICE_BYTES, len(raw))
-    end = min(end + _backslashes_before(raw, end, start) % 2, len(raw))
+    end = min(end + backslashes_before(raw, end, start) % 2, len(raw))
     at = raw.rfind(b"\\u", max(start, end - _LONGEST_ESCAPE + 1), end)
-    if at < 0 or _backslashes_before(raw, at, start) % 2:
+    if at < 0 or backslashes_before(raw, at, start) % 2:
         return end
     whole = at + _LONGEST_ESCAPE
     return whole if _BACKSLASH not in raw[at + 2 : whole] and whole <= len(raw) else end
 
 
-def _backslashes_before(raw: bytes, at: int, since: int) -> int:
+def backslashes_before(raw: bytes, at: int, since: int) -> int:
     """How many backslashes stand directly before `at`, at or after `since`."""
     near = raw[max(since, at - _RUN_BYTES) : at]
     run_bytes = len(near) - len(near.rstrip(_BACKSLASH))
@@ -264,33 +318,3 @@ def _deeper(depth: int, brackets: bytes, depth_max: int) -> int:
     if depth + opening > depth_max and max(accumulate(map(_STEPS.__getitem__, brackets), initial=depth)) > depth_max:
         raise TooDeep(f"The body is nested more than {depth_max} levels deep.")
     return depth + 2 * opening - len(brackets)
-
-
-def _keys_between(raw: bytes, start: int, end: int, names: Names, *, few: bool) -> Iterable[tuple[str, int, int]]:
-    """The wanted keys that begin in this slice: each one's name, where it begins, and where its value does. `few`: the
-    slice has so few quotes that trying each one is quick.
-    """
-    stop = min(len(raw), end + names.longest)
-    if not few and all(raw.find(needle, start, stop) < 0 for needle in names.needles):
-        return
-    for match in names.pattern.finditer(raw, start, stop):
-        if match.start() >= end:
-            return
-        if _backslashes_before(raw, match.start(), start) % 2:
-            continue  # an escaped quote begins no text
-        after = _SPACES.match(raw, match.end())
-        assert after is not None
-        if raw[after.end() : after.end() + 1] == b":":
-            yield json.loads(match.group()), match.start(), after.end() + 1
-
-
-def _with_depths(
-    keys: Iterable[tuple[str, int, int]], raw: bytes, start: int, depth: int, inside: int
-) -> Iterable[FoundKey]:
-    """The keys of a slice with their depths. `depth` is that of its `start`, where `inside` is 1 within a text."""
-    for name, begin, value in keys:
-        outside = b"".join(_without_escapes(raw[start:begin]).split(b'"')[inside::2])
-        brackets = outside.translate(_BRACKETS, _NO_BRACKETS)
-        depth += 2 * brackets.count(b"[") - len(brackets)
-        yield FoundKey(name, value, depth)
-        start, inside = begin, 0

@@ -42,9 +42,12 @@ MEDIA_NAME = "uuid"
 """Key of a part of a message's content. Its value is a name that the client chooses. vLLM keeps the processed image,
 sound or film under this name, and gives it to any request with the name alone. So names of two tenants must differ."""
 
-MEDIA_DEPTH_MAX = 5
-"""The most objects and arrays around a part whose `MEDIA_NAME` vLLM reads: five in a batch of chats. Deeper keys of
-this name are the client's own words (a tool's input)."""
+MEDIA_CONTENT = "content"
+"""Key of the parts of a message or document. vLLM reads the `MEDIA_NAME` of these parts; any other key of that name is
+the client's own word (a tool's input)."""
+
+MEDIA_ARRAYS_MAX = 2
+"""The most arrays around messages or documents in their field: two in a batch of chats."""
 
 FREE_TEXT_BYTES_MAX = 1 << 16
 """Characters of JSON as text in free-form fields that are searched; a body with more is refused."""
@@ -408,10 +411,12 @@ def strip(body: dict[str, Any], *, namespace: str = "") -> dict[str, Any]:
     """
     left = [FREE_TEXT_BYTES_MAX]
     clean = {
-        key: _strip_value(key, value, 1, namespace, left)
+        key: _strip_value(key, value, 1, left)
         for key, value in body.items()
         if key not in TRANSFER_KEYS | TOP_LEVEL_KEYS
     }
+    for value in clean.values():
+        _rename_media(value, namespace, MEDIA_ARRAYS_MAX)
     salt = clean.get("cache_salt")
     if salt is None:
         clean.pop("cache_salt", None)  # null: for vLLM, too, the client has none
@@ -425,27 +430,39 @@ def apart(namespace: str, name: str) -> str:
     return hashlib.sha256(f"{namespace}\0{name}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _strip_value(key: str, value: Any, depth: int, namespace: str, left: list[int]) -> Any:
+def _rename_media(value: Any, namespace: str, arrays: int) -> None:
+    """Rename the media of a field's value in place; up to `arrays` arrays may stand around its messages or documents.
+    The router finds the same names in a large body (`router.request.media`).
+    """
+    if isinstance(value, list):
+        for inner in value if arrays else ():
+            if isinstance(inner, dict | list):
+                _rename_media(inner, namespace, arrays - 1)
+        return
+    parts = value.get(MEDIA_CONTENT) if isinstance(value, dict) else None
+    for part in parts if isinstance(parts, list) else ():
+        named = part.get(MEDIA_NAME) if isinstance(part, dict) else None
+        if named is not None:  # vLLM takes any value as a text
+            part[MEDIA_NAME] = apart(namespace, named if isinstance(named, str) else json.dumps(named))
+
+
+def _strip_value(key: str, value: Any, depth: int, left: list[int]) -> Any:
     if depth > DEPTH_MAX:
         raise NestedTooDeep(f"The body is nested more than {DEPTH_MAX} levels deep.")
     if isinstance(value, dict):
-        clean = {
-            name: _strip_value(name, inner, depth + 1, namespace, left)
+        return {
+            name: _strip_value(name, inner, depth + 1, left)
             for name, inner in value.items()
             if name not in TRANSFER_KEYS
         }
-        named = clean.get(MEDIA_NAME) if key == "content" and depth <= MEDIA_DEPTH_MAX else None
-        if named is not None:  # vLLM takes any value as a text
-            clean[MEDIA_NAME] = apart(namespace, named if isinstance(named, str) else json.dumps(named))
-        return clean
     if isinstance(value, list):
-        return [_strip_value(key, inner, depth + 1, namespace, left) for inner in value]
+        return [_strip_value(key, inner, depth + 1, left) for inner in value]
     if isinstance(value, str) and key in FREE_FORM_KEYS:
-        return _strip_text(key, value, depth, namespace, left)
+        return _strip_text(key, value, depth, left)
     return value
 
 
-def _strip_text(key: str, text: str, depth: int, namespace: str, left: list[int]) -> Any:
+def _strip_text(key: str, text: str, depth: int, left: list[int]) -> Any:
     """Strip JSON inside a text of a free-form field if it is an object or a list; leave any other text alone.
 
     `left`: one number, how many characters of the body may still be searched. To build a text's values takes 500 times
@@ -465,7 +482,7 @@ def _strip_text(key: str, text: str, depth: int, namespace: str, left: list[int]
         return text
     except RecursionError:
         raise NestedTooDeep(f"The text in `{key}` is nested more than {DEPTH_MAX} levels deep.") from None
-    return json.dumps(_strip_value("", inner, depth + 1, namespace, left)) if isinstance(inner, dict | list) else text
+    return json.dumps(_strip_value("", inner, depth + 1, left)) if isinstance(inner, dict | list) else text
 
 
 def forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,9 @@ attention). An unknown family is read as Llama: missing fields have Llama's defa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from cluster.errors import UsageError
@@ -43,23 +45,74 @@ BIASED = frozenset({"bloom", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcode
 NORMS_PER_LAYER = {"gemma2": 4, "gemma3": 4, "gemma3_text": 4, "falcon": 1}
 """Norms of one layer, for families that do not have two."""
 
-_KNOWN = "Known are FP8, MXFP8, NVFP4 and W4A16_NVFP4."
-"""Ends the message about another algorithm of Model Optimizer."""
+_FP8 = (Dtype.FP8, 1.0)
+_MXFP8 = (Dtype.FP8, 1.0 + 1 / 32)
+_NVFP4 = (Dtype.FP4, 0.5 + 1 / 16)
+"""A byte of scale per 16 weights."""
+
+ALGORITHMS = {
+    "FP8": _FP8,
+    "FP8_PER_CHANNEL_PER_TOKEN": _FP8,
+    "FP8_PB_WO": (Dtype.FP8, 1.0 + 4 / 128**2),
+    "FP8_BLOCK_SCALES": (Dtype.FP8, 1.0 + 4 / 128**2),
+    "MXFP8": _MXFP8,
+    "NVFP4": _NVFP4,
+    "NVFP4_AWQ": _NVFP4,
+    "W4A16_NVFP4": (Dtype.BF16, _NVFP4[1]),
+}
+"""The algorithms of NVIDIA's Model Optimizer: the format of the arithmetic, and bytes per weight with their scales."""
+
+METHODS = {
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "ptpc_fp8", "deepseek_v4_fp8"), _FP8),
+    **dict.fromkeys(("fp8_per_tensor", "fp8_per_channel", "fp8_per_block"), _FP8),
+    **dict.fromkeys(("mxfp8", "modelopt_mxfp8"), _MXFP8),
+    **dict.fromkeys(("nvfp4_per_token", "modelopt_fp4"), _NVFP4),
+    "mxfp4": (Dtype.BF16, 0.5 + 1 / 32),  # a byte of scale per 32 weights; before Blackwell computed in bf16
+}
+"""As `ALGORITHMS`, for ``quant_method`` where the file names no algorithm."""
 
 _DTYPES = {"float32": Dtype.FP32, "float16": Dtype.BF16, "bfloat16": Dtype.BF16, "auto": Dtype.BF16}
 """fp16 counts as bf16: the same bytes and the same units."""
 
 
-def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
+def read_config(
+    config: Mapping[str, Any], name: str = "", *, modelopt: Mapping[str, Any] | None = None, modelopt_file: str = ""
+) -> ModelShape:
     """The sizes of the model that this ``config.json`` describes.
 
+    Args:
+        config: the content of the file.
+        name: the model's name.
+        modelopt: the content of Model Optimizer's own file; it counts if `config` names no format of quantised weights.
+        modelopt_file: that file's name, for errors.
+
     Raises:
-        UsageError: a required field is missing, or a field is not what it must be; names the field and its value.
+        UsageError: a required field is missing, or a field is not what it must be; names the file, the field and its
+            value.
     """
-    if not isinstance(config, Mapping):
-        raise UsageError(f"config.json: {config!r:.60} is no object.")
-    text_config = config.get("text_config")
-    config = {**config, **text_config} if isinstance(text_config, Mapping) else config
+    with _errors_of("config.json"):
+        if not isinstance(config, Mapping):
+            raise UsageError(f"{config!r:.60} is no object.")
+        text_config = config.get("text_config")
+        config = {**config, **text_config} if isinstance(text_config, Mapping) else config
+        shape = _shape(config, name)
+    quantised, file = config.get("quantization_config"), "config.json, in quantization_config"
+    if quantised is None and modelopt is not None:
+        quantised, file = {"quant_method": "modelopt", **modelopt}, modelopt_file
+    with _errors_of(file):
+        return replace(shape, **_precision(config, quantised))
+
+
+@contextmanager
+def _errors_of(file: str) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
+
+
+def _shape(config: Mapping[str, Any], name: str) -> ModelShape:
+    """As `read_config`, without the format of the weights."""
     family = str(config.get("model_type", "llama"))
     layers = _whole(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
     hidden = _whole(config, "hidden_size", "n_embd", "d_model")
@@ -83,7 +136,6 @@ def read_config(config: Mapping[str, Any], name: str = "") -> ModelShape:
         window_tokens=window,
         window_layers=window_layers,
         small_params=_small_params(config, family, layers, hidden, heads, head_dim, intermediate),
-        **_precision(config),
     )
 
 
@@ -95,11 +147,11 @@ def _spelt(config: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 def _whole(config: Mapping[str, Any], *names: str, least: int = 1) -> int:
     name = _spelt(config, names)
     if name is None:
-        raise UsageError(f"config.json: {names[0]} is missing.")
+        raise UsageError(f"{names[0]} is missing.")
     value = config[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         wanted = "positive whole number" if least == 1 else f"whole number from {least}"
-        raise UsageError(f"config.json: {name} is {value!r:.60}, which is no {wanted}.")
+        raise UsageError(f"{name} is {value!r:.60}, which is no {wanted}.")
     return value
 
 
@@ -157,7 +209,7 @@ def _layers_with_experts(config: Mapping[str, Any], layers: int) -> int:
         return sum(map(bool, listed[:layers]))
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
-        raise UsageError(f"config.json: mlp_only_layers is {dense!r:.60}, which is no list.")
+        raise UsageError(f"mlp_only_layers is {dense!r:.60}, which is no list.")
     step = _part(config, "decoder_sparse_step") or _part(config, "moe_layer_freq") or 1
     return (layers - _part(config, "first_k_dense_replace")) // step - len(dense)
 
@@ -217,13 +269,12 @@ def _small_experts(config: Mapping[str, Any], family: str, layers: int, hidden: 
     return 0
 
 
-def _precision(config: Mapping[str, Any]) -> dict[str, Any]:
+def _precision(config: Mapping[str, Any], quantised: Any) -> dict[str, Any]:
     """The formats of storage and arithmetic of the weights, as fields of `ModelShape`."""
     plain = _DTYPES.get(str(config.get("torch_dtype") or config.get("dtype") or "auto").removeprefix("torch."))
     plain = plain or Dtype.BF16
     size = plain.size_bytes
     same = {"linear_dtype": plain, "linear_bytes": size, "expert_dtype": plain, "expert_bytes": size}
-    quantised = config.get("quantization_config")
     if not isinstance(quantised, Mapping):
         return {**same, "rest_bytes": size}
     dtype, stored = _quantised(quantised)
@@ -236,20 +287,15 @@ def _precision(config: Mapping[str, Any]) -> dict[str, Any]:
 def _quantised(config: Mapping[str, Any]) -> tuple[Dtype, float]:
     """The format that quantised matrices are computed in, and bytes per weight with their scales."""
     method, (field, algorithm) = str(config.get("quant_method", "")), _algorithm(config)
-    kind = f"{method} {algorithm}".lower()
-    if "mixed" in kind:
-        raise UsageError(
-            f"config.json: {field} is {algorithm or method!r:.60}: its layers have several formats, and costs know one "
-            "for all. Give a copy of the file with the format that most of the weights have, like NVFP4 or FP8."
-        )
-    if method == "mxfp4":
-        return Dtype.BF16, 0.5 + 1 / 32  # a byte of scale per 32 weights; before Blackwell computed in bf16
-    if "nvfp4" in kind or method == "modelopt_fp4":
-        return Dtype.BF16 if "a16" in kind else Dtype.FP4, 0.5 + 1 / 16  # a byte of scale per 16 weights
-    if "mxfp8" in kind:
-        return Dtype.FP8, 1.0 + 1 / 32
-    if "fp8" in kind and "mxfp4" not in kind:
-        return Dtype.FP8, 1.0 + _block_scale(config)
+    if algorithm == "MIXED_PRECISION" or method == "modelopt_mixed":
+        raise _several(field, algorithm or method)
+    if algorithm and algorithm not in ALGORITHMS:
+        known = ", ".join(ALGORITHMS)
+        raise UsageError(f"{field} is {algorithm!r:.60}, of which costs know no sizes. Known are {known}.")
+    known_format = ALGORITHMS[algorithm] if algorithm else METHODS.get(method.lower())
+    if known_format is not None:
+        dtype, stored = known_format
+        return dtype, stored + (_block_scale(config) if stored == 1.0 else 0.0)
     if method == "compressed-tensors":
         return _compressed(config)
     if _bits(config) in {2, 3, 4, 8}:  # gptq, awq and kin: 16-bit arithmetic on unpacked weights
@@ -259,20 +305,26 @@ def _quantised(config: Mapping[str, Any]) -> tuple[Dtype, float]:
         return Dtype.BF16, 0.5 + 4 / 64
     if config.get("load_in_8bit"):
         return Dtype.INT8, 1.0
-    if algorithm:
-        raise UsageError(f"config.json: {field} is {algorithm!r:.60}, of which costs know no sizes. {_KNOWN}")
     return Dtype.BF16, 2.0
 
 
+def _several(field: str, value: Any) -> UsageError:
+    return UsageError(
+        f"{field} is {value!r:.60}: its layers have several formats, and costs know one for all. Give a copy of "
+        "config.json, in a folder of its own, whose quantization_config has the format of most weights, like "
+        '{"quant_method": "modelopt", "quant_algo": "FP8"}.'
+    )
+
+
 def _algorithm(config: Mapping[str, Any]) -> tuple[str, str]:
-    """The algorithm that NVIDIA's Model Optimizer names, and in which field; empty: the file names none. As in Model
-    Optimizer's own file, it may stand in the field `quantization`.
+    """The field in which the file names an algorithm of NVIDIA's Model Optimizer, and the algorithm; empty: it names
+    none. As in Model Optimizer's own file, it may stand in the field `quantization`.
     """
     inner = config.get("quantization")
     if not config.get("quant_algo") and isinstance(inner, Mapping) and inner.get("quant_algo"):
-        return "quantization_config.quantization.quant_algo", str(inner["quant_algo"])
+        return "quantization.quant_algo", str(inner["quant_algo"]).upper()
     field = "quant_algo" if config.get("quant_algo") else "quant_method"
-    return f"quantization_config.{field}", str(config.get("quant_algo") or "")
+    return field, str(config.get("quant_algo") or "").upper()
 
 
 def _block_scale(config: Mapping[str, Any]) -> float:
@@ -281,7 +333,7 @@ def _block_scale(config: Mapping[str, Any]) -> float:
     if not isinstance(block, list) or len(block) != 2:
         return 0.0
     if not all(isinstance(side, int) and side > 0 for side in block):
-        raise UsageError(f"config.json: weight_block_size is {block!r:.60}, which is no pair of whole numbers above 0.")
+        raise UsageError(f"weight_block_size is {block!r:.60}, which is no pair of whole numbers above 0.")
     return 4.0 / float(block[0] * block[1])
 
 
@@ -290,7 +342,7 @@ def _bits(config: Mapping[str, Any]) -> int:
     name = _spelt(config, ("bits", "w_bit"))
     value = 0 if name is None else config[name]
     if not isinstance(value, int | float):
-        raise UsageError(f"config.json: {name} is {value!r:.60}, which is no number.")
+        raise UsageError(f"{name} is {value!r:.60}, which is no number.")
     return int(value)
 
 
@@ -301,17 +353,31 @@ def _group_size(config: Mapping[str, Any]) -> int:
 
 
 def _compressed(config: Mapping[str, Any]) -> tuple[Dtype, float]:
-    """As `_quantised`, for llm-compressor's format: the first group stands for all groups."""
-    groups = config.get("config_groups")
-    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
-    weights = (first.get("weights") or {}) if isinstance(first, Mapping) else None
+    """As `_quantised`, for llm-compressor's format: all groups that have weights must have one format."""
+    groups = config.get("config_groups") or {}
+    if not isinstance(groups, Mapping):
+        raise _no_group(groups)
+    found = {each for each in (_format_of(groups, group) for group in groups.values()) if each is not None}
+    if len(found) > 1:
+        raise _several("config_groups", {name: each.get("weights") for name, each in groups.items()})
+    return next(iter(found), (Dtype.BF16, 2.0))
+
+
+def _format_of(groups: Any, group: Any) -> tuple[Dtype, float] | None:
+    """The format of one of these groups; None if it has no weights."""
+    weights = (group.get("weights") or {}) if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
-        raise UsageError(f"config.json: config_groups is {groups!r:.60}, which has no group with weights.")
-    inputs = first.get("input_activations")
+        raise _no_group(groups)
+    if not weights:
+        return None
     bits = _maybe(weights, "num_bits") or 16
     dtype = Dtype.BF16
-    if inputs:  # weights and activations: computed in that format
+    if group.get("input_activations"):  # weights and activations: computed in that format
         dtype = {8: Dtype.FP8 if weights.get("type") == "float" else Dtype.INT8, 4: Dtype.FP4}.get(bits, Dtype.BF16)
-    group = _group_size(weights)
+    size = _group_size(weights)
     scale = 1 if bits == 4 and weights.get("type") == "float" else 2  # bytes: NVFP4's and MXFP4's scales have 8 bits
-    return dtype, bits / 8 + (scale / group if group > 0 else 0.0)
+    return dtype, bits / 8 + (scale / size if size > 0 else 0.0)
+
+
+def _no_group(groups: Any) -> UsageError:
+    return UsageError(f"config_groups is {groups!r:.60}, which has no group with weights.")

@@ -83,14 +83,22 @@ def model_in(file: Path, name: str) -> ModelShape:
     if ``config.json`` names no format of quantised weights.
 
     Raises:
-        OSError: a file cannot be read.
-        UsageError: a field is missing, or is not what it must be.
-        ValueError: a file is no JSON.
+        OSError: `file` cannot be read.
+        UsageError: a field is missing, or is not what it must be; or the file beside cannot be read, or is no JSON.
+            Names the file.
+        ValueError: `file` is no JSON.
     """
     config = json.loads(file.read_text())
     beside = file.with_name(MODELOPT_FILE)
-    if isinstance(config, dict) and config.get("quantization_config") is None and beside.is_file():
-        found = json.loads(beside.read_text())
-        if isinstance(found, dict):
-            config["quantization_config"] = {"quant_method": "modelopt", **found}
-    return read_config(config, name)
+    named = not isinstance(config, dict) or config.get("quantization_config") is not None
+    if named or not beside.is_file():
+        return read_config(config, name)
+    try:
+        modelopt = json.loads(beside.read_text())
+    except OSError as error:
+        raise UsageError(f"{beside}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{beside} is no JSON: {error}") from None
+    if not isinstance(modelopt, dict):
+        raise UsageError(f"{beside}: {modelopt!r:.60} is no object.")
+    return read_config(config, name, modelopt=modelopt, modelopt_file=str(beside))

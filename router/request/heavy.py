@@ -18,7 +18,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
@@ -28,6 +27,7 @@ import numpy as np
 from cluster import scan, wire
 from cluster.errors import ApiError, bad_request
 from router.core.unread import Sort, Unread
+from router.request import media
 
 LIGHT_BYTES: Final = 1 << 16
 """Bodies up to this size are light whatever they contain: the worst one takes 25 ms."""
@@ -65,19 +65,12 @@ _PIECES: Final = 64
 """The pieces that one step writes. To make the longest name of a medium takes 0.1 ms."""
 
 _LOOKED_FOR: Final = wire.TRANSFER_KEYS | wire.FREE_FORM_KEYS
-_NAMES: Final = scan.Names(_LOOKED_FOR, often=[wire.MEDIA_NAME])
-_WITH_MEDIA: Final = frozenset(
-    {"messages", "data_1", "data_2", "text_1", "text_2", "queries", "query", "items", "documents"}
-)
-"""The fields whose parts may name media: those of chats, and those of scores and rerankings."""
-_ARRAYS: Final = re.compile(rb"(?:[ \t\r\n]*\[){0,2}")
-"""The arrays with which such a field begins: a batch of chats begins with two."""
-_MEDIA_NAME_DEPTH: Final = 4
-"""The objects and arrays around a medium's name, those arrays not counted: body, document, `content`, part."""
-_NAME: Final = re.compile(rb'[ \t\r\n]*+(?:null|("[^"\\]{0,4096}"|"(?:[^"\\]|\\.){0,4096}"))')
-"""The name of a medium, as JSON, or null; names over 4,096 characters are refused. Spaces may be most of a body: they
-are gone through once.
-"""
+_NAMES: Final = scan.Names(_LOOKED_FOR, common=[wire.MEDIA_NAME])
+_NAME_BYTES: Final = 4096
+_NAME: Final = re.compile(rb'null|"(?:[^"\\]{0,%d}+|(?:[^"\\]|\\.){0,%d}+)"' % (_NAME_BYTES, _NAME_BYTES))
+"""The name of a medium, as JSON, or null."""
+_GONE_THROUGH: Final = 4096
+"""After so many bytes of spaces before one value, other tasks may run."""
 _FOLLOWING_MAX: Final = 3
 """The most bytes of a UTF-8 character after its first."""
 _HASHED: Final = "cache_salt"
@@ -85,8 +78,9 @@ _NUMBERS: Final = b"0123456789-, \t\r\n"
 _LIST: Final = (ord("["), ord("]"))
 _SPACES_MAX: Final = 64
 _SPACES: Final = b" \t\r\n"
+_SPACES_RUN: Final = re.compile(rb"[ \t\r\n]*+")
 _at: Final = attrgetter("at")
-_MAY_HOLD: Final = re.compile(rb'[ \t\r\n]*+(?:\[|"[\[{ \\])')
+_MAY_HOLD: Final = re.compile(rb'\[|"[\[{ \\]')
 """The beginning of a free-form field's value that is JSON as text, or a list that may contain some."""
 _PLACE: Final = re.compile(r"\(byte (\d+)\)")
 _TEXTS: Final = frozenset({b'"', b"["})
@@ -106,7 +100,7 @@ class Heavy:
 class _Shortened:
     """A body without the insides of long texts and without long spaces: a parser finds the same fields in it."""
 
-    __slots__ = ("_lost", "_raw", "_starts", "_texts", "raw")
+    __slots__ = ("_ends", "_lost", "_raw", "_starts", "_texts", "raw")
 
     def __init__(self, raw: bytes, plain: Sequence[scan.Plain]) -> None:
         """`plain`: from the scan's `Survey`."""
@@ -123,6 +117,7 @@ class _Shortened:
         self._starts: Final = starts
         """The positions in `raw`, ascending, from which `_lost` bytes are missing."""
         self._lost: Final = sums
+        self._ends: Final = [each.end for each in plain]
         self._texts: Final = [each.start for each in plain if each.is_text]
         self.raw: Final = b"".join([*pieces, memoryview(raw)[end:]]) if plain else raw
 
@@ -130,10 +125,24 @@ class _Shortened:
         """The position in the body of the byte at `short`."""
         return short + self._lost[bisect_right(self._starts, short) - 1]
 
+    def place(self, at: int) -> int:
+        """The position in `raw` of the body's byte at `at`, which must be in `raw`."""
+        return at - self._lost[bisect_right(self._ends, at)]
+
+    def value(self, key: scan.FoundKey) -> int:
+        """The position in the body of a key's value, behind the spaces before it."""
+        spaces = _SPACES_RUN.match(self.raw, self.place(key.at))
+        assert spaces is not None
+        return self.at(spaces.end())
+
     def whole(self, part: memoryview) -> memoryview:
         """The body's bytes for this part of `raw`."""
         start = _address(part) - _address(self.raw)
         return memoryview(self._raw)[self.at(start) : self.at(start + len(part) - 1) + 1]
+
+    def position(self, view: memoryview) -> int:
+        """The position in the body of a view of it."""
+        return _address(view) - _address(self._raw)
 
     def is_within(self, parts: Iterable[memoryview]) -> bool:
         """Whether every shortened text stands in one of these parts of the body, which do not overlap."""
@@ -219,9 +228,9 @@ def read(raw: bytes, *, namespace: str = "") -> scan.Steps[Heavy]:
             raise _refused("the body", found.keys[0].name)
         return Heavy({}, raw, is_object=False)
     body = yield from _built(short, fields, found.values + found.commas)
-    if not found.keys and not found.often and wire.TOP_LEVEL_KEYS.isdisjoint(body) and _HASHED not in body:
+    if not found.keys and not found.common and wire.TOP_LEVEL_KEYS.isdisjoint(body) and _HASHED not in body:
         return Heavy(body, raw, is_object=True)
-    return (yield from _clean(raw, short, fields, body, found, namespace))
+    return (yield from _clean(short, fields, body, found, namespace))
 
 
 def _surveyed(raw: bytes) -> scan.Steps[scan.Survey]:
@@ -365,7 +374,6 @@ def _ids(view: memoryview) -> scan.Steps[int]:
 
 
 def _clean(
-    raw: bytes,
     short: _Shortened,
     fields: dict[str, msgspec.Raw],
     body: dict[str, Any],
@@ -383,7 +391,7 @@ def _clean(
             del body[name]
     large = {name: short.whole(memoryview(fields[name])) for name, value in body.items() if isinstance(value, Unread)}
     for name, view in large.items():
-        _check_large(raw, name, view, found.keys)
+        yield from _check_large(short, name, view, found.keys)
     try:
         clean = wire.strip({name: each for name, each in body.items() if name not in large}, namespace=namespace)
     except (wire.NestedTooDeep, wire.TextTooLong) as error:
@@ -392,71 +400,89 @@ def _clean(
     kept = {
         name: value if name in large else clean[name] for name, value in body.items() if name in large or name in clean
     }
-    written = yield from _joined(_pieces(raw, kept, large, found.often, namespace))
+    named = {}
+    for name, view in large.items():
+        named[name] = yield from _named(short, view, found.common)
+    written = yield from _joined(_pieces(short, kept, large, named, namespace))
     return Heavy(kept, written, is_object=True)
 
 
+def _named(short: _Shortened, view: memoryview, keys: Sequence[scan.FoundKey]) -> scan.Steps[list[scan.FoundKey]]:
+    """The keys of a large field that name media, of all keys with that name in the body."""
+    start = short.position(view)
+    first, last = (bisect_left(keys, at, key=_at) for at in (start, start + len(view)))
+    here = keys[first:last]
+    if not here:
+        return []
+    are = yield from media.named(short.raw, short.place(start), here, [short.place(key.at) for key in here])
+    return [key for key, is_ in zip(here, are, strict=True) if is_]
+
+
 def _pieces(
-    raw: bytes,
+    short: _Shortened,
     kept: Mapping[str, Any],
     large: Mapping[str, memoryview],
-    named: Sequence[scan.FoundKey],
+    named: Mapping[str, Sequence[scan.FoundKey]],
     namespace: str,
-) -> Iterator[bytes | memoryview]:
-    """A body with these fields, in pieces. They are made one by one: all pieces of a body with many names of media
-    would take more memory than the body.
+) -> Iterator[bytes | memoryview | None]:
+    """A body with these fields, in pieces; None: other tasks may run. They are made one by one: all pieces of a body
+    with many names of media would take more memory than the body.
     """
     before = b"{"
     for name, value in kept.items():
         yield before + msgspec.json.encode(name) + b":"
         before = b","
-        if name in _WITH_MEDIA and name in large:
-            yield from _apart(raw, large[name], named, namespace)
+        if name in large:
+            yield from _apart(short, large[name], named[name], namespace)
         else:
-            yield large[name] if name in large else msgspec.json.encode(value)
+            yield msgspec.json.encode(value)
     yield b"}" if kept else b"{}"
 
 
-def _joined(pieces: Iterable[bytes | memoryview]) -> scan.Steps[bytes]:
-    """The pieces as one text. A long one in steps: most of the cost is the kernel's, for fresh memory."""
+def _joined(pieces: Iterable[bytes | memoryview | None]) -> scan.Steps[bytes]:
+    """The pieces as one text, in steps: most of the cost is the kernel's, for fresh memory."""
     written = BytesIO()
-    for number, piece in enumerate(pieces):
-        for at in range(0, len(piece), _TEXT_BYTES):
-            written.write(memoryview(piece)[at : at + _TEXT_BYTES])
-            if len(piece) > _TEXT_BYTES:
+    size = count = 0
+    for piece in pieces:
+        for at in range(0, len(piece or b""), _TEXT_BYTES):
+            size += written.write(memoryview(piece or b"")[at : at + _TEXT_BYTES])
+            if size >= _TEXT_BYTES:
+                size = count = 0
                 yield
-        if not number % _PIECES:
+        count += 1
+        if piece is None or count == _PIECES:
+            size = count = 0
             yield
     return written.getvalue()
 
 
 def _apart(
-    raw: bytes, view: memoryview, named: Sequence[scan.FoundKey], namespace: str
-) -> Iterator[bytes | memoryview]:
-    """A field with media, with clients' names of media kept apart from other tenants' (`wire.strip`). A part stands in
-    the `content` of a message or document, with one more array around it for each with which the field begins.
-    """
-    start = _address(view) - _address(raw)
-    arrays = _ARRAYS.match(view)
-    assert arrays is not None
-    depth = _MEDIA_NAME_DEPTH + bytes(arrays[0]).count(b"[")
-    first, last = (bisect_left(named, at, key=_at) for at in (start, start + len(view)))
+    short: _Shortened, view: memoryview, named: Sequence[scan.FoundKey], namespace: str
+) -> Iterator[bytes | memoryview | None]:
+    """A field with clients' names of media kept apart from other tenants' (`wire.strip`)."""
+    start = short.position(view)
     done = 0
-    for key in islice(named, first, last):
-        if key.depth != depth:
+    for key in named:
+        begin = short.value(key) - start
+        if begin - key.at + start > _GONE_THROUGH:
+            yield None
+        found = _NAME.match(view, begin)
+        if found is None or len(found[0]) > _NAME_BYTES + 2:
+            raise bad_request(
+                f"`{key.name}` must be a text of up to {_NAME_BYTES:,} bytes, as written in JSON, in a body of this "
+                "size: give a shorter name.",
+                key.name,
+            )
+        if found[0] == b"null":
+            yield b""
             continue
-        found = _NAME.match(raw, key.at)
-        if found is None:
-            raise bad_request("`uuid` must be a text of up to 4,096 characters in a body of this size.", "uuid")
-        if found[1] is None:
-            continue
-        yield view[done : found.start(1) - start]
-        yield msgspec.json.encode(wire.apart(namespace, msgspec.json.decode(found[1], type=str)))
-        done = found.end(1) - start
+        yield view[done:begin]
+        yield msgspec.json.encode(wire.apart(namespace, msgspec.json.decode(found[0], type=str)))
+        done = found.end()
     yield view[done:]
 
 
-def _check_large(raw: bytes, name: str, view: memoryview, keys: Sequence[scan.FoundKey]) -> None:
+def _check_large(short: _Shortened, name: str, view: memoryview, keys: Sequence[scan.FoundKey]) -> scan.Steps[None]:
     """Raises ApiError: 400 if a large field could contain a field that no client may set."""
     if name in wire.FREE_FORM_KEYS and bytes(view[:1]) in _TEXTS:
         raise bad_request(
@@ -466,11 +492,14 @@ def _check_large(raw: bytes, name: str, view: memoryview, keys: Sequence[scan.Fo
         )
     if len(keys) == scan.KEYS_MAX:
         raise _refused(f"`{name[:80]}`", keys[-1].name)
-    start = _address(view) - _address(raw)
+    start = short.position(view)
     for key in keys:
-        within = start <= key.at < start + len(view)
-        if within and (key.name in wire.TRANSFER_KEYS or _MAY_HOLD.match(raw, key.at)):
+        if not start <= key.at < start + len(view):
+            continue
+        if key.name in wire.TRANSFER_KEYS or _MAY_HOLD.match(view, short.value(key) - start):
             raise _refused(f"`{name[:80]}`", key.name)
+        yield
+    yield
 
 
 def _address(data: bytes | memoryview) -> int:

@@ -128,6 +128,21 @@ def test_weight_bytes(name: str, gigabytes: float) -> None:
         ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, Dtype.FP8, 1 + 1 / 32),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}, Dtype.FP4, 0.5 + 1 / 16),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, Dtype.FP8, 1.0),
+        ({"quant_method": "modelopt", "quant_algo": "fp8_pb_wo"}, Dtype.FP8, 1 + 4 / 128**2),
+        ({"quant_method": "modelopt_fp4"}, Dtype.FP4, 0.5 + 1 / 16),
+        ({"quant_method": "mxfp8"}, Dtype.FP8, 1 + 1 / 32),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "attention": {"weights": {"num_bits": 8, "type": "int"}, "targets": ["a"]},
+                    "mlp": {"weights": {"num_bits": 8, "type": "int"}, "targets": ["b"]},
+                    "cache": {"weights": None},
+                },
+            },
+            Dtype.BF16,
+            1.0,
+        ),
         ({"quant_method": "something-new"}, Dtype.BF16, 2.0),
     ],
 )
@@ -144,15 +159,32 @@ def test_quantised_weights(quantisation: dict[str, Any], dtype: Dtype, stored: f
     [
         (
             {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {}},
-            "quantization_config.quant_algo is 'MIXED_PRECISION': its layers have several formats.*a copy of the file",
+            "config.json, in quantization_config: quant_algo is 'MIXED_PRECISION': its layers have.*Give a copy",
         ),
         (
             {"quant_method": "modelopt", "quantization": {"quant_algo": "mixed_precision", "quantized_layers": {}}},
-            "quantization_config.quantization.quant_algo is 'mixed_precision': its layers have several",
+            "in quantization_config: quantization.quant_algo is 'MIXED_PRECISION': its layers have several",
         ),
-        ({"quant_method": "modelopt_mixed"}, "quantization_config.quant_method is 'modelopt_mixed'"),
+        ({"quant_method": "modelopt_mixed"}, "in quantization_config: quant_method is 'modelopt_mixed'"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ', of which.*Known are FP8"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_MXFP4_FP8"}, "quant_algo is 'W4A8_MXFP4_FP8', of which"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_NVFP4_FP8"}, "quant_algo is 'W4A8_NVFP4_FP8', of which"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "INT4_FP8", "bits": 4},
+            "'INT4_FP8'.*NVFP4, NVFP4_AWQ, W4A16_NVFP4",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "mixed-precision",
+                "config_groups": {
+                    "a": {"weights": {"num_bits": 8, "type": "float"}},
+                    "b": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}},
+                },
+            },
+            "config_groups is .*'num_bits': 8.*its layers have several formats",
+        ),
+        ({"quant_method": "compressed-tensors", "config_groups": [1]}, r"config_groups is \[1\], which has no group"),
     ],
 )
 def test_weights_of_which_costs_know_no_sizes_are_refused(quantisation: dict[str, Any], message: str) -> None:
@@ -173,6 +205,35 @@ def test_model_optimizers_own_file_beside_the_config_counts_where_the_config_nam
         model_in(file, "m")
     file.write_text(json.dumps({**config, "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}))
     assert model_in(file, "m").linear_bytes == 0.5 + 1 / 16
+    file.write_text(json.dumps({"text_config": config, "torch_dtype": "auto", "model_type": "llama"}))
+    (tmp_path / MODELOPT_FILE).write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    assert model_in(file, "m").linear_bytes == 0.5 + 1 / 16
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            '{"quantization": {"quant_algo": "MIXED_PRECISION"}}',
+            ": quantization.quant_algo is 'MIXED_PRECISION': its layers",
+        ),
+        (
+            '{"quantization": {"quant_algo": "W4A8_AWQ"}}',
+            ": quantization.quant_algo is 'W4A8_AWQ', of which costs know",
+        ),
+        ("{", " is no JSON: Expecting"),
+        ("3", ": 3 is no object"),
+    ],
+    ids=["mixed", "not known", "no JSON", "no object"],
+)
+def test_errors_of_model_optimizers_file_name_that_file(tmp_path: Path, content: str, message: str) -> None:
+    """They named config.json, and fields that it has not."""
+    file, beside = tmp_path / "config.json", tmp_path / MODELOPT_FILE
+    file.write_text(json.dumps(document("llama-3.1-8b.json")["config"]))
+    beside.write_text(content)
+    with pytest.raises(UsageError) as caught:
+        model_in(file, "m")
+    assert str(caught.value).startswith(f"{beside}{message}")
 
 
 def test_float32_is_twice_as_large() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -10,9 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cluster import wire
+from cluster import scan, wire
 from cluster.errors import ApiError
-from cluster.scan import KEYS_MAX, OFTEN_MAX, SLICE_BYTES, Steps, run
+from cluster.scan import COMMON_MAX, KEYS_MAX, SLICE_BYTES, Steps, run
 from router.core import eligibility
 from router.core.eligibility import CHAT, COMPLETIONS, Way, verdict
 from router.core.unread import Sort, Unread, beginning
@@ -158,7 +159,7 @@ def test_which_bodies_are_heavy() -> None:
         (large(a=[{"vllm_xargs": "1"}] * KEYS_MAX + ["x"] * 30_000), "`vllm_xargs` stands inside `a`"),
         (b'[{"kv_transfer_params":1}]', "stands inside the body"),
         (b"[" + b'{"uuid":1},' * KEYS_MAX + b'{"kv_transfer_params":1}]', "stands inside the body"),
-        (large(a=[{"uuid": "1", "b": "x"}] * (OFTEN_MAX + 1)), "10,000 keys `uuid`. Send fewer"),
+        (large(a=[{"uuid": "1", "b": "x"}] * (COMMON_MAX + 1)), "10,000 keys `uuid`. Send fewer"),
     ],
     ids=lambda value: "" if isinstance(value, bytes) else value,
 )
@@ -383,6 +384,74 @@ def test_uuids_in_a_tools_input_stay_in_large_bodies_too(given: dict[str, Any], 
     assert json.loads(run(read(raw, namespace="acme")).raw) == body == wire.strip(body, namespace="acme")
 
 
+LONG_TEXT = {"type": "text", "text": "x" * (1 << 20)}
+NAMED = {"type": "image_url", "uuid": "x"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "assistant", "content": [LONG_TEXT], "tool_calls": [{"id": "1", "uuid": "x"}]}]},
+        {"messages": [{"role": "assistant", "content": [LONG_TEXT], "tool_calls": [{"uuid": {"a": 1}}]}]},
+        {"messages": [{"role": "user", "content": [LONG_TEXT], "a content": [NAMED], '"content': [NAMED]}]},
+        {"messages": [{"role": "user", "content": [LONG_TEXT, [NAMED]]}, {"content": {"uuid": "x"}}]},
+        {"messages": [{"role": "user", "content": [LONG_TEXT], "a": {"content": [NAMED]}}]},
+        {
+            "messages": [
+                [{"role": "user", "content": [LONG_TEXT]}],
+                {"a": {"content": [NAMED]}},
+                [[{"content": [NAMED]}]],
+            ]
+        },
+        {"documents": {"content": [LONG_TEXT, {"content": [NAMED]}]}},
+        {"documents": {"content": [LONG_TEXT]}, "tools": [{"parameters": [{"uuid": "x"}]}] * 3_000},
+    ],
+    ids=["tool call", "no text", "other keys", "lists and objects", "deeper", "batch", "content in content", "tools"],
+)
+def test_uuids_beside_the_parts_of_a_content_stay_in_bodies_of_every_size(body: dict[str, Any]) -> None:
+    """In large bodies, depth alone decided, and a value that is no text was refused."""
+    raw = json.dumps(body).encode()
+    assert is_heavy(raw)
+    for written in (raw, raw.replace(b"[", b" [ ").replace(b":", b" : ")):
+        assert json.loads(run(read(written, namespace="acme")).raw) == body
+    small = {name: json.loads(json.dumps(value).replace(LONG_TEXT["text"], "x")) for name, value in body.items()}
+    assert wire.strip(small, namespace="acme") == small
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"messages": [{"content": [LONG_TEXT]}, [{"content": [NAMED]}]]}, {"input": [{"content": [NAMED, LONG_TEXT]}]}],
+)
+@pytest.mark.parametrize("key", ['"content"', '"c\\u006fntent"', '"content"' + " \n" * 100_000])
+def test_media_have_the_same_names_in_bodies_of_every_size(body: dict[str, Any], key: str) -> None:
+    raw = json.dumps(body).replace('"content"', key).encode()
+    found = json.loads(run(read(raw, namespace="acme")).raw)
+    assert found == wire.strip(body, namespace="acme") != body
+
+
+MEDIA_KEYS = st.sampled_from(["content", "uuid", "a"])
+MEDIA = st.recursive(
+    st.sampled_from(["x", "\\", '"', "content", "[{", None]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(MEDIA_KEYS, inner, max_size=3),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(["messages", "content", "a"]), MEDIA, max_size=3), st.integers(0, 90))
+def test_media_are_the_same_read_in_slices_or_at_once(body: dict[str, Any], spaces: int) -> None:
+    raw = re.sub("([][{}:,])", " " * spaces + r"\1" + " " * spaces, json.dumps(body)).strip().encode()
+    body = json.loads(raw)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heavy, "SMALL_BYTES", 1)
+        patch.setattr("cluster.scan.SLICE_BYTES", 60)
+        found = attempt(raw, "t")
+    if isinstance(found, ApiError):
+        assert "`uuid` must be a text" in found.message
+        return
+    assert json.loads(found.raw) == wire.strip(body, namespace="t")
+
+
 MANY = 2 * KEYS_MAX
 ROWS = [{"uuid": f"{at:032x}", "text": "x" * 4_000} for at in range(MANY)]
 CALL = {"type": "tool_use", "id": "1", "name": "f", "input": {"rows": ROWS}}
@@ -418,8 +487,52 @@ def test_many_keys_of_that_name_hide_no_transfer_field() -> None:
 def test_names_of_media_are_written_in_steps() -> None:
     """While one body is read, other requests go on: writing as many names as are allowed takes 50 ms."""
     part = b'{"uuid":"a"},'
-    raw = b'{"messages":[{"content":[' + part * OFTEN_MAX + b'{"a":"' + b"x" * HEAVY_BYTES + b'"}]}]}'
-    assert len(list(read(raw))) > OFTEN_MAX // 64
+    raw = b'{"messages":[{"content":[' + part * COMMON_MAX + b'{"a":"' + b"x" * HEAVY_BYTES + b'"}]}]}'
+    assert len(list(read(raw))) > COMMON_MAX // 64
+
+
+def test_pictures_just_below_a_step_are_written_in_steps() -> None:
+    """32 of them were copied in one."""
+    picture = b"x" * 1_000_000
+    assert len(list(heavy._joined([picture] * 32))) >= 16
+
+
+@pytest.mark.parametrize("value", ['"a"', "null"])
+def test_spaces_after_a_key_are_gone_through_in_steps(value: str) -> None:
+    """33 MB of them were one step. Spaces before a colon are searched slice by slice; those before a value are left out
+    already where names of media are looked for.
+    """
+    spaces = " " * (40 * SLICE_BYTES)
+    for key in (f'"uuid"{spaces}:', f'"uuid":{spaces}', f'"uuid" :{spaces}'):
+        body = f'{{"messages":[{{"content":[{{{key}{value}}}]}}]}}'
+        raw = body.encode()
+        found = run(scan.survey(raw, heavy._NAMES, depth_max=9))
+        short = heavy._Shortened(raw, found.plain)
+        assert len(short.raw) < 3 * SLICE_BYTES
+        assert raw.startswith(value.encode(), short.value(found.common[0]))
+        assert short.raw[short.place(found.common[0].at) - 1] == ord(":")
+        assert json.loads(run(read(raw, namespace="t")).raw) == wire.strip(json.loads(raw), namespace="t")
+    steps = [len(list(scan.survey(f'["uuid"{spaces}{end}]'.encode(), heavy._NAMES, depth_max=9))) for end in ",:1"]
+    assert min(steps) >= 2 * 40
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("x" * 4_096, True),
+        ("x" * 4_097, False),
+        ("語" * 1_365, True),
+        ("語" * 1_366, False),
+        ("\n" * 2_048, True),
+        ("\n" * 2_049, False),
+    ],
+)
+def test_a_name_of_a_medium_is_bounded_in_bytes(name: str, fits: bool) -> None:
+    raw = _asks("x").replace(b'"x"', json.dumps(name, ensure_ascii=False).encode())
+    if fits:
+        assert run(read(raw, namespace="t")).is_object
+    else:
+        assert "4,096 bytes, as written in JSON" in refused(read(raw))
 
 
 def test_no_small_field_is_left_unread() -> None:

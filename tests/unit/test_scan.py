@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster import scan
-from cluster.scan import KEYS_MAX, OFTEN_MAX, FoundKey, Names, TooDeep, TooMany, run, survey
+from cluster.scan import COMMON_MAX, KEYS_MAX, FoundKey, Names, TooDeep, TooMany, run, survey
 
 OURS = ("kv_transfer_params", "vllm_xargs")
 NAMES = Names(OURS)
@@ -139,22 +140,33 @@ def test_a_survey_returns_at_most_keys_max_keys() -> None:
     assert len(run(survey(raw, NAMES, depth_max=4)).keys) == KEYS_MAX
 
 
-def test_names_that_bodies_have_often_are_found_apart() -> None:
+def test_names_that_are_common_are_found_apart() -> None:
     """They take no other key's place."""
-    names = Names(OURS, often=["uuid"])
+    names = Names(OURS, common=["uuid"])
     raw = b"[" + b'{"uuid":1},' * (4 * KEYS_MAX) + b'{"vllm_xargs":1},' * 2 + b"1]"
     found = run(survey(raw, names, depth_max=4))
     assert [key.name for key in found.keys] == ["vllm_xargs"] * 2
-    assert found.often == tuple(FoundKey("uuid", 9 + 11 * at, 2) for at in range(4 * KEYS_MAX))
+    assert found.common == tuple(FoundKey("uuid", 9 + 11 * at, 2) for at in range(4 * KEYS_MAX))
 
 
-def test_names_that_bodies_have_often_are_bounded() -> None:
+def test_names_that_are_common_are_bounded() -> None:
     """Each of them takes time and memory."""
-    names, unit = Names(OURS, often=["uuid"]), b'{"uuid":1},'
-    assert len(run(survey(b"[" + unit * OFTEN_MAX + b"1]", names, depth_max=4)).often) == OFTEN_MAX
+    names, unit = Names(OURS, common=["uuid"]), b'{"uuid":1},'
+    assert len(run(survey(b"[" + unit * COMMON_MAX + b"1]", names, depth_max=4)).common) == COMMON_MAX
     with pytest.raises(TooMany, match="more than 10,000 keys `uuid`") as caught:
-        run(survey(b"[" + unit * (OFTEN_MAX + 1) + b"1]", names, depth_max=4))
+        run(survey(b"[" + unit * (COMMON_MAX + 1) + b"1]", names, depth_max=4))
     assert caught.value.key == "uuid"
+
+
+def test_a_found_key_takes_as_many_bytes_as_is_said() -> None:
+    raw = b"[" + b'{"uuid":1},' * COMMON_MAX + b"1]"
+    tracemalloc.start()
+    try:
+        found = run(survey(raw, Names(OURS, common=["uuid"]), depth_max=4))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 145 * len(found.common), "130, and the two lists' spare room"
 
 
 @settings(max_examples=60, deadline=None)
