@@ -145,7 +145,8 @@ class Members:
             self.settled(member)
         elif event.get("event") == "state" and event["state"] != "ready":
             if event["state"] == "restarting":
-                self._turns.begin(member.planned)
+                self._turns.restarts(member.planned)
+                self._moved.set()
             self._board.update(name, str(event["state"]), str(event.get("detail", "")))
 
     async def turn(self, member: LocalMember) -> bool:
@@ -157,7 +158,7 @@ class Members:
             if not before:
                 self._turns.begin(member.planned)
                 return True
-            self._board.update(member.name, "starting", f"after {before}, which measures the memory of the same GPU")
+            self._board.update(member.name, "starting", f"after {before}, on the same GPU")
             self._moved.clear()
             await self._moved.wait()
         self._board.update(member.name, "stopped")

@@ -1,7 +1,8 @@
-"""The engines of `baton up`: what is left of those that have ended."""
+"""The engines of `baton up`: whose turn it is to start, and what is left of those that have ended."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from baton.board import Board
-from baton.members import LOGS_KEPT, Members, remove_earlier_logs
+from baton.members import LOGS_KEPT, LocalMember, Members, remove_earlier_logs
 from baton.plan import PlacedEngine, from_counts
 from baton.state import log_folder
 from cluster.instance import Role
 from engine.vllm.placement import MachineShare
+
+TURN_S = 20.0
+"""Seconds until a test of turns has failed."""
 
 OTHERS = ("decode-0", "decode-extra-19a1b2c3d4e-1", "prefill-19a1b2c3d4e-1", "router")
 """Logs that are no later instance's of the pool decode."""
@@ -33,6 +37,49 @@ def _writes(name: str, at_s: int) -> None:
     for path in _files(name):
         path.write_text("said")
         os.utime(path, (at_s, at_s))
+
+
+def _sharing(*names: str) -> tuple[Members, list[LocalMember]]:
+    board = Board("chat", quiet=True)
+    members = Members([], board)
+    for name in names:
+        board.add(name, "")
+    planned = (replace(_planned(name), placed=MachineShare(gpus=("0",))) for name in names)
+    return members, [members.add(each) for each in planned]
+
+
+def _says(members: Members, name: str, event: str, **more: str) -> None:
+    """An event as an engine's agent writes it."""
+    members._heard(name, {"event": event, **more})
+
+
+async def test_an_engine_waits_while_another_one_of_its_gpu_starts_again() -> None:
+    members, (first, second) = _sharing("decode-0", "decode-1")
+    assert await members.turn(first)
+    _says(members, "decode-0", "ready", model="m")
+    _says(members, "decode-0", "state", state="restarting", detail="it died")
+    waiting = asyncio.create_task(members.turn(second))
+    for state in ("starting", "starting"):
+        _says(members, "decode-0", "state", state=state)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    _says(members, "decode-0", "state", state="ready")
+    _says(members, "decode-0", "ready", model="m")
+    assert await asyncio.wait_for(waiting, TURN_S)
+
+
+async def test_no_engine_waits_for_ever_for_one_whose_restarts_fail() -> None:
+    """Each fails late, so that its agent never gives it up."""
+    members, (first, second) = _sharing("decode-0", "decode-1")
+    assert await members.turn(first)
+    _says(members, "decode-0", "ready", model="m")
+    _says(members, "decode-0", "state", state="restarting", detail="it died")
+    waiting = asyncio.create_task(members.turn(second))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    _says(members, "decode-0", "state", state="starting")
+    _says(members, "decode-0", "state", state="restarting", detail="no first token after 600 s")
+    assert await asyncio.wait_for(waiting, TURN_S)
 
 
 @pytest.mark.parametrize("failed", ["", "ended with exit code 1"])
