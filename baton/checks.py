@@ -23,6 +23,7 @@ from pathlib import Path
 
 from baton import compiled
 from engine.vllm.hardware import EngineHardware, find_hardware
+from engine.vllm.placement import CudaGpu
 
 VLLM_PINNED = "0.32.0"
 """The version Baton is tested with; its connector's behaviour changes between versions."""
@@ -101,11 +102,16 @@ def check_cpu(hardware: EngineHardware) -> DoctorFinding:
 def check_gpu(hardware: EngineHardware) -> DoctorFinding:
     """GPUs, if the machine has any."""
     if hardware.gpus:
-        return ok("GPU", "; ".join(f"{gpu.name} ({gpu.memory_mib / 1024:.0f} GiB)" for gpu in hardware.gpus))
-    if hardware.blind:
+        return ok("GPU", "; ".join(map(_gpu, hardware.gpus)))
+    if hardware.lacks_gpu:
         fix = "make `nvidia-smi` work, name GPUs in CUDA_VISIBLE_DEVICES, or install vLLM's build for CPUs"
         return missing("GPU", "none found, and vLLM is the build for GPUs", fix)
     return note("GPU", "none found: engines run on the CPU", "for NVIDIA GPUs, `nvidia-smi` must work")
+
+
+def _gpu(gpu: CudaGpu) -> str:
+    size = f"{gpu.memory_mib / 1024:.0f} GiB" if gpu.memory_mib else "size unknown"
+    return f"{gpu.name or f'GPU {gpu.id}'} ({size})"
 
 
 def check_memory(_: EngineHardware) -> DoctorFinding:

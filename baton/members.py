@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 from baton.board import Board
@@ -17,6 +17,7 @@ from baton.plan import LOOPBACK, PlacedEngine
 from baton.state import log_folder
 from baton.turns import Turns
 from cluster.ids import InstanceId
+from goodput.actions import pool_of_new
 from kvtransfer.asks import doors_of
 from kvtransfer.door import introduce_each_other
 
@@ -29,11 +30,12 @@ OVERDUE_S = 15.0
 """An agent that still runs this long after the deadline of its drain is ended."""
 
 LOGS_KEPT = 20
-"""Engines of a pool that were started later and have ended, whose logs are kept. Each has a name of its own, so that
-its logs are never written again."""
+"""Engines of a pool that were started later and have ended, whose logs are kept. Each has a new name
+(`goodput.actions.new_name`), so that its logs are never written again."""
 
-_LATER = re.compile(r"(.+)-[0-9a-f]{8,}-[0-9]+")
-"""A name of its own (`goodput/changes.py`): the pool, the time of the start, and a number."""
+LOGS_AGE_S = 3 * 86400.0
+"""A start removes logs of earlier runs only if nothing was written to them for this long. Processes of other machines
+and containers may have the same folder, and cannot be seen; an engine between two starts has no log open."""
 
 _LOG_ENDINGS = (".agent.log", ".agent.log.1", ".log", ".log.1")
 
@@ -110,12 +112,11 @@ class Members:
         """Remove an engine that has ended. Of engines that were started later, only the last ones' logs are kept."""
         if self._found.get(member.name) is member:
             del self._found[member.name]
-            named = _LATER.fullmatch(member.name)
-            if member.later and named is not None and named[1] == member.pool:
+            if member.later and pool_of_new(member.name) == member.pool:
                 self._forget(member)
 
     def _forget(self, member: LocalMember) -> None:
-        """Note an engine with a name of its own (`goodput/changes.py`) as ended, and remove the logs of earlier ones.
+        """Note an engine with a new name (`goodput.actions.new_name`) as ended, and remove the logs of earlier ones.
         Logs of other commands stay: all clusters have one log folder, and their engines may run.
         """
         ended = self._ended.setdefault(member.pool, deque())
@@ -145,7 +146,8 @@ class Members:
             self.settled(member)
         elif event.get("event") == "state" and event["state"] != "ready":
             if event["state"] == "restarting":
-                self._turns.begin(member.planned)
+                self._turns.restarts(member.planned)
+                self._moved.set()
             self._board.update(name, str(event["state"]), str(event.get("detail", "")))
 
     async def turn(self, member: LocalMember) -> bool:
@@ -157,7 +159,7 @@ class Members:
             if not before:
                 self._turns.begin(member.planned)
                 return True
-            self._board.update(member.name, "starting", f"after {before}, which measures the memory of the same GPU")
+            self._board.update(member.name, "starting", f"after {before}, on the same GPU")
             self._moved.clear()
             await self._moved.wait()
         self._board.update(member.name, "stopped")
@@ -230,20 +232,24 @@ def _cut_off(member: LocalMember) -> None:
 
 
 def remove_earlier_logs() -> None:
-    """Remove logs of engines with names of their own that earlier runs have left, but for the last `LOGS_KEPT` of each
-    pool. Logs that a process of this machine has open stay: all clusters have one log folder, and engines may run.
-    Logs of engines with other names, and of the router, stay too: the next run goes on with them, within their bounds.
+    """Remove logs of engines with new names (`goodput.actions.new_name`) that earlier runs have left, but for the last
+    `LOGS_KEPT` of each pool, those younger than `LOGS_AGE_S`, and those that a visible process has open: all clusters
+    have one log folder, and engines may run. An engine of another machine or container that writes nothing for longer
+    loses its logs. Logs of engines with other names, and of the router, stay: the next run goes on with them, within
+    their bounds.
     """
     written: dict[str, dict[str, float]] = {}
     for path in log_folder().glob("*.log*"):
         ending = next((each for each in _LOG_ENDINGS if path.name.endswith(each)), "")
         name = path.name.removesuffix(ending)
-        named = _LATER.fullmatch(name)
-        if ending and named is not None:
+        pool = pool_of_new(name)
+        if ending and pool:
             with contextlib.suppress(OSError):
-                times = written.setdefault(named[1], {})
+                times = written.setdefault(pool, {})
                 times[name] = max(times.get(name, 0.0), path.stat().st_mtime)
-    old = {name for times in written.values() for name in sorted(times, key=times.__getitem__)[:-LOGS_KEPT]}
+    since = time.time() - LOGS_AGE_S  # noqa: TID251 - files have Unix time
+    beyond = (each for times in written.values() for each in sorted(times.items(), key=itemgetter(1))[:-LOGS_KEPT])
+    old = [name for name, written_s in beyond if written_s < since]
     if not old:
         return
     opened = _open_files()
@@ -253,7 +259,9 @@ def remove_earlier_logs() -> None:
 
 
 def _open_files() -> set[str]:
-    """Paths of all files that processes of this user have open on this machine."""
+    """Paths of all files that processes of this user have open, as far as /proc shows them: not those of other machines
+    and containers.
+    """
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's

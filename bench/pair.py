@@ -20,9 +20,9 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.vllm.child import CPU_SITE, end_session
 from engine.vllm.command import command, environment
-from engine.vllm.placement import CudaGpu, share
+from engine.vllm.placement import CudaGpu, measures_memory, share, share_gpu
 from engine.vllm.scratch import scratch
-from engine.vllm.spec import EngineSpec, given
+from engine.vllm.spec import EngineSpec
 from kvtransfer.door import introduce_each_other
 
 START_S = 240.0
@@ -73,7 +73,7 @@ class Engines:
     own."""
     gpus: tuple[str, ...] = ()
     """GPUs for the engines in turn; if there are too few, engines share a GPU's memory. Without GPUs, one core each.
-    With ``--kv-cache-memory-bytes`` in `flags` they start at the same time."""
+    Those that share one start one after the other, but with ``--kv-cache-memory-bytes`` in `flags` at the same time."""
     connected: bool = True
     """Whether they have a connector at all; False: vLLM alone."""
     introduced: bool = True
@@ -85,10 +85,8 @@ class Engines:
     def __enter__(self) -> Self:
         try:
             for number, (name, role) in enumerate(self.roles.items()):
+                self._wait_for_turn(number)
                 self.running[name] = self._start(name, role, number)
-                if self.gpus and not given(self.flags, "--kv-cache-memory-bytes"):
-                    # vLLM measures free memory while it starts: two starts at once mislead each other
-                    _wait(self.running[name])
             for engine in self.running.values():
                 _wait(engine)
             ours = [name for name, role in self.roles.items() if not self.transfer(role)]
@@ -102,9 +100,16 @@ class Engines:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def _wait_for_turn(self, number: int) -> None:
+        """Wait until no engine starts that could measure this one's memory as its own (`baton.turns`)."""
+        gpus = self._place(number).get("gpus", ())
+        for other in self.running.values():
+            if measures_memory(self.flags) and share_gpu(gpus, other.spec.gpus):
+                _wait(other)
+
     def _start(self, name: str, role: Role, number: int) -> Running:
         transfer = self.transfer(role)
-        given: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "instance": InstanceId(name),
             "role": role,
             "model": self.model,
@@ -120,7 +125,7 @@ class Engines:
             "extra_args": (*(("--kv-transfer-config", transfer) if transfer else ()), *self.flags),
             **self.more,
         }
-        spec = EngineSpec(**given)
+        spec = EngineSpec(**fields)
         env = environment(spec, os.environ, str(CPU_SITE) if self.paced else str(_half_site(self.folder)))
         kept = "" if spec.tiers is None else spec.tiers.folder
         env = self.temporary.enter_context(scratch(env, kept))

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput import actions as do
 from goodput.blocked import Blocked
@@ -184,7 +183,7 @@ class Changes:
 
     def _start(self, pool: ScalingPool, because: str, usage: Usage, now: float) -> do.Start:
         self._names += 1
-        name = InstanceId(f"{pool.name}-{round(now * 1000):x}-{self._names}")
+        name = do.new_name(pool.name, now, self._names)
         usage.add(name, pool.footprint)
         return do.Start(instance=name, pool=pool.name, because=because)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from cluster.ids import InstanceId
 from goodput import actions as do
 from goodput.decision import Act, Decision, Effect, Event, Observed, Pause, Told, What
 from goodput.observation import Observation, Phase
@@ -70,6 +69,6 @@ class FixedPools:
             because = f"{pool}: {len(staying)} of {count} are there"
             for _ in range(count - len(staying)):
                 self._names += 1
-                name = InstanceId(f"{pool}-{round(now * 1000):x}-{self._names}")
+                name = do.new_name(pool, now, self._names)
                 found.append(do.Start(instance=name, pool=pool, because=because))
         return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import secrets
 import socket
@@ -221,13 +222,14 @@ def agent_rules(spec: EngineSpec) -> dict[Role, RoleRules]:
 
 def seqs_max(vllm_args: tuple[str, ...], gpus: tuple[CudaGpu, ...], mine: tuple[str, ...]) -> int:
     """Requests that an engine, or each of its ranks, runs at once: --max-num-seqs, else vLLM's default for the smallest
-    of its GPUs (`mine`: their ids; empty: all).
+    of its GPUs (`mine`: their ids; empty, or none of them known: all).
 
-    Without a GPU 256, twice vLLM's default there: too many requests wait in the engine, too few leave it idle.
+    Without a GPU 256, twice vLLM's default there: too many requests wait in the engine, too few leave it idle. For the
+    same reason a GPU of unknown size counts as a large one.
     """
     said = value_of(vllm_args, "--max-num-seqs")
-    own = [gpu for gpu in gpus if not mine or gpu.id in mine]
-    each = min((seqs_default(gpu.name, gpu.memory_mib / 1024) for gpu in own), default=256)
+    own = [gpu for gpu in gpus if gpu.id in mine] or gpus or [CudaGpu(id=each) for each in mine]
+    each = min((seqs_default(gpu.name, gpu.memory_mib / 1024 or math.inf) for gpu in own), default=256)
     if said is not None and said.isdecimal() and int(said) > 0:
         each = int(said)
     return each
@@ -329,11 +331,11 @@ def _found_device(hardware: EngineHardware) -> Device:
     Raises:
         UsageError: vLLM's build needs a GPU, and none is found.
     """
-    if hardware.blind:
+    if hardware.lacks_gpu:
         raise UsageError(
-            "this Python has vLLM's build for GPUs, and no GPU is found: nvidia-smi is missing or lists none, or "
-            "CUDA_VISIBLE_DEVICES hides them. Name them (CUDA_VISIBLE_DEVICES=0, or --gpu 0), or install vLLM's build "
-            "for CPUs"
+            "this Python has vLLM's build for GPUs, and no GPU is found: nvidia-smi is missing, fails or lists none, "
+            "or CUDA_VISIBLE_DEVICES hides them. Name them (CUDA_VISIBLE_DEVICES=0, or --gpu 0), or install vLLM's "
+            "build for CPUs"
         )
     return hardware.device
 

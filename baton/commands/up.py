@@ -141,7 +141,7 @@ def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: EngineH
         if args.scale_dry_run:
             say(f"baton: --scale-dry-run: there is nothing to say, {_unsized_because(args, spec)}")
         return None
-    found = hardware.gpus[0].name if hardware.gpus else None
+    found = (hardware.gpus[0].name or None) if hardware.gpus else None
     plan = plan_of(spec, args.engine, found, args.vllm_args, dry=args.scale_dry_run)
     for model, because in plan.off.items():
         say(f"baton: {model} keeps its size: {because}")

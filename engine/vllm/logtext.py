@@ -60,19 +60,21 @@ _MORE_LINES_MAX = 3
 
 
 def stage(line: str, reached: str = FIRST_STAGE) -> str:
-    """How far the start is after this line, if it had `reached` this stage before. No line leads back.
+    """How far the start is after this line, if it had `reached` this stage before. No line leads back to an earlier
+    stage.
 
     On a GPU vLLM captures CUDA graphs twice: a few before it has a KV cache, to measure their memory, and all of them
-    at the end. Workers and draft models may write lines of a stage that is over.
+    at the end. Workers and draft models may write lines of a stage that is over. While weights load, the last line with
+    a percentage counts: another worker's, or a draft model's, may be a smaller one.
     """
     shards = _SHARDS.search(line)
     begun = (words for words, phrases in _STAGES if any(phrase in line for phrase in phrases))
     found = _WEIGHTS if shards else next(begun, None)
     if found == _GRAPHS and _at(reached) < _ORDER[_CACHE]:
         found = _MEASURING
-    if found is None or _ORDER[found] < _at(reached):
-        return reached
-    return f"{found}, {shards[1]} %" if shards else found
+    if shards and _at(reached) <= _ORDER[_WEIGHTS]:
+        return f"{_WEIGHTS}, {shards[1]} %"
+    return reached if found is None or _ORDER[found] <= _at(reached) else found
 
 
 def _at(reached: str) -> int:

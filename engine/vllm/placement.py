@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.vllm.spec import given
+
 GPU_MEMORY_USED = 0.9
 """Part of a GPU's memory that engines which share it use together; the rest is for CUDA contexts and fragmentation."""
 
@@ -69,6 +71,16 @@ def share(
     return _share_cores(engines, cores)
 
 
+def share_gpu(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Whether two engines with these GPUs have one in common."""
+    return bool({*one} & {*other})
+
+
+def measures_memory(vllm_args: tuple[str, ...]) -> bool:
+    """Whether vLLM measures the GPU's memory while it starts: not if its KV cache has a given size."""
+    return not given(vllm_args, "--kv-cache-memory-bytes")
+
+
 def _share_gpus(engines: int, ids: list[str], gpus_each: int) -> tuple[MachineShare, ...]:
     on_each = -(-engines * gpus_each // len(ids))  # engines on the fullest GPU
     memory = None if on_each <= 1 else int(100 * GPU_MEMORY_USED / on_each) / 100
@@ -109,8 +121,8 @@ def visible_gpus(listed: str | None, visible: str | None) -> tuple[CudaGpu, ...]
     """The GPUs CUDA will see: nvidia-smi's lines `index, uuid, MiB, name` under CUDA_VISIBLE_DEVICES' rules.
 
     `visible` holds indices, UUIDs or beginnings of UUIDs; the first one that names no GPU ends the list, as in CUDA.
-    Parts of a GPU (``MIG-...``) are not in nvidia-smi's list and are accepted unchecked; so are all others if there is
-    no nvidia-smi (`listed` is None), as in images that have the driver's libraries only.
+    Parts of a GPU (``MIG-...``) are not in nvidia-smi's list and are accepted unchecked; so are all others if
+    nvidia-smi is missing or fails (`listed` is None), as in images that have the driver's libraries only.
     """
     found = {}
     unlisted = ("MIG-",) if listed is not None else ("MIG-", "GPU-", *"0123456789")

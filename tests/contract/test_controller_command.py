@@ -7,6 +7,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import Registry
 from cluster.spec import parse
 from engine.vllm.hardware import find_hardware
+from engine.vllm.placement import CudaGpu
 from goodput.actuate.existing import ExistingFleet
 from goodput.actuate.scaler import Scaler
 from goodput.fixed import FixedPools
@@ -165,6 +167,14 @@ def up_args(*words: str) -> argparse.Namespace:
     args = parser.parse_args(words)
     args.vllm_args = []
     return args
+
+
+def test_a_gpu_without_a_name_is_no_type(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without nvidia-smi only CUDA_VISIBLE_DEVICES names GPUs, by number."""
+    unnamed = replace(find_hardware(), gpus=(CudaGpu(id="0"),))
+    text = "models: [{name: m, pools: {prefill: {min: 1, max: 2}, decode: {min: 1}}}]"
+    assert up._scaling_plan(up_args("f.yaml"), parse(text, "f.yaml").usable(), unnamed) is None
+    assert "no type of GPU is named (`gpu:` of the pool)" in capsys.readouterr().err
 
 
 def test_up_hands_on_what_it_was_told_of_scaling(monkeypatch: pytest.MonkeyPatch) -> None:

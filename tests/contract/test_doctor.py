@@ -9,6 +9,7 @@ import pytest
 from baton import checks
 from baton.checks import CHECKS, CheckVerdict, run_checks
 from engine.vllm.hardware import find_hardware
+from engine.vllm.placement import CudaGpu
 
 
 def test_every_check_answers_on_this_machine() -> None:
@@ -43,7 +44,13 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert check(hardware).verdict is CheckVerdict.MISSING
 
 
+def test_gpus_that_only_the_user_names_have_no_size() -> None:
+    gpus = (CudaGpu(id="0"), CudaGpu(id="1", name="NVIDIA H100", memory_mib=81920))
+    found = checks.check_gpu(dataclasses.replace(find_hardware(), gpus=gpus)).found
+    assert found == "GPU 0 (size unknown); NVIDIA H100 (80 GiB)"
+
+
 def test_vllms_build_for_gpus_misses_a_gpu() -> None:
-    blind = dataclasses.replace(find_hardware(), gpus=(), blind=True)
-    assert checks.check_gpu(blind).verdict is CheckVerdict.MISSING
-    assert "engines run on the CPU" in checks.check_gpu(dataclasses.replace(blind, blind=False)).found
+    without = dataclasses.replace(find_hardware(), gpus=(), lacks_gpu=True)
+    assert checks.check_gpu(without).verdict is CheckVerdict.MISSING
+    assert "engines run on the CPU" in checks.check_gpu(dataclasses.replace(without, lacks_gpu=False)).found

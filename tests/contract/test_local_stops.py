@@ -152,7 +152,7 @@ async def test_the_second_engine_of_a_gpu_starts_when_the_first_is_ready(
     monkeypatch.setattr(fleet.router, "routable", routable)
     assert await asyncio.wait_for(fleet.run(), 20) == 0
     assert order.read_text() == "first ready second "
-    assert ("decode-0", "starting", "after prefill-0, which measures the memory of the same GPU") in shown
+    assert ("decode-0", "starting", "after prefill-0, on the same GPU") in shown
 
 
 @pytest.mark.parametrize("how", ["the cluster stops", "it is to leave", "the first fails"])

@@ -1,21 +1,29 @@
-"""The engines of `baton up`: what is left of those that have ended."""
+"""The engines of `baton up`: whose turn it is to start, and what is left of those that have ended."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from baton.board import Board
-from baton.members import LOGS_KEPT, Members, remove_earlier_logs
+from baton.members import LOGS_AGE_S, LOGS_KEPT, LocalMember, Members, remove_earlier_logs
 from baton.plan import PlacedEngine, from_counts
 from baton.state import log_folder
 from cluster.instance import Role
 from engine.vllm.placement import MachineShare
 
-OTHERS = ("decode-0", "decode-extra-19a1b2c3d4e-1", "prefill-19a1b2c3d4e-1", "router")
+TURN_S = 20.0
+"""Seconds until a test of turns has failed."""
+
+EXTRA = tuple(f"qwen-20250611-{at}" for at in range(LOGS_KEPT + 2))
+"""Engines of an extra pool `qwen-20250611`, as they stand in the cluster file."""
+
+OTHERS = ("decode-0", "decode-extra-19a1b2c3d4e-1", "prefill-19a1b2c3d4e-1", *EXTRA, "router")
 """Logs that are no later instance's of the pool decode."""
 
 
@@ -35,16 +43,71 @@ def _writes(name: str, at_s: int) -> None:
         os.utime(path, (at_s, at_s))
 
 
+def _sharing(*names: str) -> tuple[Members, list[LocalMember]]:
+    board = Board("chat", quiet=True)
+    members = Members([], board)
+    for name in names:
+        board.add(name, "")
+    planned = (replace(_planned(name), placed=MachineShare(gpus=("0",))) for name in names)
+    return members, [members.add(each) for each in planned]
+
+
+def _says(members: Members, name: str, event: str, **more: str) -> None:
+    """An event as an engine's agent writes it."""
+    members._heard(name, {"event": event, **more})
+
+
+async def test_an_engine_waits_while_another_one_of_its_gpu_starts_again() -> None:
+    members, (first, second) = _sharing("decode-0", "decode-1")
+    assert await members.turn(first)
+    _says(members, "decode-0", "ready", model="m")
+    _says(members, "decode-0", "state", state="restarting", detail="it died")
+    waiting = asyncio.create_task(members.turn(second))
+    for state in ("starting", "starting"):
+        _says(members, "decode-0", "state", state=state)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    _says(members, "decode-0", "state", state="ready")
+    _says(members, "decode-0", "ready", model="m")
+    assert await asyncio.wait_for(waiting, TURN_S)
+
+
+async def test_no_engine_waits_for_ever_for_one_whose_restarts_fail() -> None:
+    """Each fails late, so that its agent never gives it up."""
+    members, (first, second) = _sharing("decode-0", "decode-1")
+    assert await members.turn(first)
+    _says(members, "decode-0", "ready", model="m")
+    _says(members, "decode-0", "state", state="restarting", detail="it died")
+    waiting = asyncio.create_task(members.turn(second))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    _says(members, "decode-0", "state", state="starting")
+    _says(members, "decode-0", "state", state="restarting", detail="no first token after 600 s")
+    assert await asyncio.wait_for(waiting, TURN_S)
+
+
+def test_logs_of_the_last_days_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether another container or machine still writes them cannot be seen here."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    names = [f"decode-{0x19A1B2C3D4E + at:x}-{at + 1}" for at in range(LOGS_KEPT + 3)]
+    ages_s = [LOGS_AGE_S + 600, LOGS_AGE_S - 600]
+    for name, age_s in zip(names, [*ages_s, *[0] * len(names)], strict=False):
+        _writes(name, int(time.time() - age_s))
+    os.utime(_files(names[0])[1], (1, 1))  # its last words count
+    remove_earlier_logs()
+    assert [name for name in names if not any(path.exists() for path in _files(name))] == names[:1]
+
+
 @pytest.mark.parametrize("failed", ["", "ended with exit code 1"])
 def test_only_the_last_logs_of_later_engines_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     members = Members([], Board("chat", quiet=True))
-    foreign = [f"decode-{0x19A1B2C3000 + at:x}-{at}" for at in range(LOGS_KEPT + 5)]
+    foreign = [f"decode-{0x19A1B2C3000 + at:x}-{at + 1}" for at in range(LOGS_KEPT + 5)]
     for other in (*OTHERS, *foreign):
         _writes(other, 1)
-    names = [f"decode-{0x19A1B2C3D4E + at:x}-{at}" for at in range(LOGS_KEPT + 3)]
+    names = [f"decode-{0x19A1B2C3D4E + at:x}-{at + 1}" for at in range(LOGS_KEPT + 3)]
     for at, name in enumerate(names):
         _writes(name, 2 + at)
         members.add(_planned(name), "decode", later=True)
@@ -66,7 +129,7 @@ def test_the_logs_of_a_later_engine_with_an_earlier_ones_name_are_kept(
     """Another cluster may have an engine of that name, too: all clusters have one log folder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     members = Members([], Board("chat", quiet=True))
-    for at, name in enumerate(["decode-0", *(f"decode-{0x19A1B2C3D4E + at:x}-{at}" for at in range(LOGS_KEPT))]):
+    for at, name in enumerate(["decode-0", *(f"decode-{0x19A1B2C3D4E + at:x}-{at + 1}" for at in range(LOGS_KEPT))]):
         _writes(name, at)
         members.remove(members.add(_planned(name), "decode", later=True))
     assert all(path.exists() for path in _files("decode-0"))
@@ -78,7 +141,7 @@ def test_a_start_removes_logs_of_earlier_runs_but_for_the_last_of_each_pool(
     """Engines that scaling started have names of their own, so that each run left its own logs, for ever."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     remove_earlier_logs()  # there is no folder yet
-    runs = [f"decode-{0x19A1B2C3D4E + 1000 * run:x}-{at}" for run in range(3) for at in range(10)]
+    runs = [f"decode-{0x19A1B2C3D4E + 1000 * run:x}-{at + 1}" for run in range(3) for at in range(10)]
     for at, name in enumerate(runs):
         _writes(name, 100 + at)
     for other in OTHERS:

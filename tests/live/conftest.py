@@ -32,6 +32,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     words = f"transfer: {{connector: {connector}}}\nrouter: {{policy: least_load}}\n"
     pools = EXAMPLE.read_text()
     if args := device.engine_args():
+        assert pools.count("start: 1}") == 3, f"{EXAMPLE}: its pools are no longer written as `NAME: {{start: 1}}`"
         pools = pools.replace("start: 1}", f"start: 1, engine_args: {json.dumps(args)}}}")
     file.write_text(f"{pools}{words}")
     running = Cluster.start(state, str(file))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 GIB: Final = 1 << 30
@@ -12,8 +13,11 @@ _gpus: list[str] = []
 
 
 def use_gpu(gpu: str) -> None:
-    """From now on engines start on this GPU (a value of CUDA_VISIBLE_DEVICES)."""
+    """From now on engines start on this GPU (a value of CUDA_VISIBLE_DEVICES). A `baton up` sees no other one: it would
+    spread its engines over all.
+    """
     _gpus[:] = [gpu]
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
 
 def gpus() -> tuple[str, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench import connectors, handoff
+from bench import connectors, handoff, pair
 from bench.connectors_fleet import Seen, summary
 from bench.connectors_models import EIGHT_B, FAT, LENGTHS, TINY
 from bench.pair import Engines
@@ -23,6 +24,32 @@ def test_both_parts_run_unless_one_is_named_or_flags_belong_to_one() -> None:
     assert handoff.arguments(["--part", "connectors", "--only", "ours,push"]).only == ("ours", "push")
     for words in (["--gpu"], ["--models", "fat"], ["--into", "x.json"], ["--only", "stock"]):
         assert handoff.arguments(words).parts == ("connectors",)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "flags", "order"),
+    [
+        (("0",), (), "a ready(a) b"),
+        (("0", "1"), (), "a b"),
+        (("0",), ("--kv-cache-memory-bytes", "1G"), "a b"),
+        ((), (), "a b"),
+    ],
+)
+def test_engines_that_measure_one_gpu_start_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...], flags: tuple[str, ...], order: str
+) -> None:
+    seen: list[str] = []
+
+    def starts(engines: Engines, name: str, role: Role, number: int) -> Any:
+        seen.append(name)
+        return SimpleNamespace(name=name, spec=SimpleNamespace(gpus=engines._place(number).get("gpus", ())))
+
+    monkeypatch.setattr(Engines, "_start", starts)
+    monkeypatch.setattr(pair, "_wait", lambda engine: seen.append(f"ready({engine.name})"))
+    monkeypatch.setattr(Engines, "stop", lambda _: None)
+    roles = {"a": Role.PREFILL, "b": Role.DECODE}
+    with Engines(tmp_path, "m", roles, gpus=gpus, flags=flags, introduced=False):
+        assert " ".join(seen) == f"{order} ready(a) ready(b)"
 
 
 @pytest.mark.parametrize("words", [["--part", "client", "--gpu"], ["--only", "mine"], ["--models", "tiny,huge"]])

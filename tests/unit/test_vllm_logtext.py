@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.vllm.logtext import FIRST_STAGE, SILENT_DEATH, reason, stage, worth_showing
+from engine.vllm.logtext import _STAGES, FIRST_STAGE, SILENT_DEATH, reason, stage, worth_showing
 
 API = "(APIServer pid=4338) "
 ERROR = "(EngineCore pid=8170) ERROR 11-20 16:16:58 [core.py:1512] "
@@ -98,6 +98,7 @@ def test_a_start_goes_on_when_workers_and_draft_models_write_lines_of_a_stage_th
     reached = stage("Loading safetensors checkpoint shards:  50% Completed | 1/2", "loading weights, 100 %")
     assert reached == "loading weights, 50 %"  # of a draft model
     assert stage("Loading safetensors checkpoint shards:  50% Completed | 1/2", "warming up") == "warming up"
+    assert stage(f"{CORE}[x.py:68] Starting to load model /m", "loading weights, 50 %") == "loading weights, 50 %"
     assert stage(f"{CORE}[monitor.py:40] Starting torch.compile", "measuring memory") == "measuring memory"
 
 
@@ -202,4 +203,19 @@ def test_lines_worth_showing_leave_out_noise() -> None:
 def test_any_log_can_be_read(lines: list[str]) -> None:
     assert isinstance(reason(lines), str | None)
     assert len(worth_showing(lines, 5)) <= 5
-    assert {stage(line) for line in lines} <= {FIRST_STAGE}
+
+
+PHRASES = (
+    *(phrase for _, phrases in _STAGES for phrase in phrases),
+    *(f"Loading pt checkpoint shards: {at}%" for at in (0, 50)),
+)
+NAMES = [FIRST_STAGE, *(words for words, _ in _STAGES)]
+
+
+@given(st.lists(st.tuples(st.text(max_size=9), st.sampled_from(["", *PHRASES]), st.text(max_size=9)).map("".join)))
+def test_no_log_leads_back_to_an_earlier_stage(lines: list[str]) -> None:
+    places, reached = [0], FIRST_STAGE
+    for line in lines:
+        reached = stage(line, reached)
+        places.append(NAMES.index(reached.partition(", ")[0]))
+    assert places == sorted(places)

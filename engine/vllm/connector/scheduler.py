@@ -24,7 +24,7 @@ from engine.vllm.connector.cached import cut_to_cached, only_whole_blocks
 from engine.vllm.connector.early import EarlyHandoffs
 from engine.vllm.connector.idling import Idling
 from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
-from engine.vllm.connector.served import rank_in
+from engine.vllm.connector.served import rank_in, reads_peers
 from engine.vllm.connector.vouched import VouchedPrompts
 from engine.vllm.weights import adapter_marks, adapter_of
 from kvtransfer.asks import Forget, Introduce, ReleaseName, door_of
@@ -44,8 +44,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         options = vllm_config.kv_transfer_config.kv_connector_extra_config
         door = options.get("door")
         self._holds = Holds(Slots(SLOTS, secrets.token_bytes(32)))
-        reads = vllm_config.kv_transfer_config.kv_role != "kv_producer"
-        self._pulls = Pulls(ProducerPeers(), reads=reads)
+        self._pulls = Pulls(ProducerPeers(), reads=reads_peers(vllm_config.kv_transfer_config))
         self._early = EarlyHandoffs(self._pulls.peers)
         self._vouched = VouchedPrompts(self.block_size) if options.get("digests") else None
         """None: digests are off."""
@@ -231,7 +230,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         for ask in self._socket.take():
             match ask:
                 case Introduce() as met:
-                    meets = self.vllm_config.kv_transfer_config.kv_role != "kv_producer"  # producers read nothing
+                    meets = reads_peers(self.vllm_config.kv_transfer_config)
                     for former in self._pulls.peers.lives(met.instance, but=met.engine_id):
                         self._early.forget(former)
                     self._early.meet(met)

@@ -48,6 +48,11 @@ def left_to_vllm(config: Any, *, full_attention: bool, device: str) -> str | Non
     return None
 
 
+def reads_peers(transfer: Any) -> bool:
+    """Whether an engine with this `kv_transfer_config` reads from other engines: one that only produces does not."""
+    return bool(transfer.kv_role != "kv_producer")
+
+
 def rank_in(config: Any) -> int | None:
     """The number of the data parallel rank that this engine core is; None: the engine has no ranks.
 

@@ -22,6 +22,7 @@ from engine.vllm.connector.links import Links, NotServed, SlotTable, described, 
 from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
 from engine.vllm.connector.paced import NoticesKept, paced
 from engine.vllm.connector.pages import regions
+from engine.vllm.connector.served import reads_peers
 from engine.vllm.connector.slot_reads import Follower, SlotReads
 from kvtransfer.asks import Introduce
 from kvtransfer.block_digests import Region
@@ -88,8 +89,10 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         for met in metadata.introductions:
             for former in self._links.introduce(met):
                 self._forget(former)
-            reads = self.kv_transfer_config.kv_role != "kv_producer"  # such an engine reads from no peer
-            if reads and self._ensure_handshake(met.engine_id, met.instance, 0, met.ranks) is None:
+            if (
+                reads_peers(self.kv_transfer_config)
+                and self._ensure_handshake(met.engine_id, met.instance, 0, met.ranks) is None
+            ):
                 self._look_again(met.engine_id)
         for engine_id in metadata.forgotten:
             self._forget(engine_id)
