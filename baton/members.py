@@ -30,7 +30,7 @@ OVERDUE_S = 15.0
 """An agent that still runs this long after the deadline of its drain is ended."""
 
 LOGS_KEPT = 20
-"""Engines of a pool that were started later and have ended, whose logs are kept. Each has a new name
+"""Logs are kept of so many engines of a pool that were started later and have ended. Each has a new name
 (`goodput.actions.new_name`), so that its logs are never written again."""
 
 LOGS_AGE_S = 3 * 86400.0

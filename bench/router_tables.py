@@ -163,7 +163,7 @@ def _handed_over(results: Results, name: str) -> dict[str, float]:
     out: twins do not count answers that were handed over, but prompt tokens.
     """
     found: dict[str, float] = {}
-    for cell in (cell for cell, whose in results if whose == name and cell.kind != "twins"):
+    for cell in (cell for cell, router in results if router == name and cell.kind != "twins"):
         share = middle([each.handed_over / each.done for each in results[cell, name] if each.done])
         if share is not None:
             found[cell.name] = round(share, 3)
