@@ -15,8 +15,9 @@ all sent at once, give the rate at which the pair saturates (its last answers co
 Rates are parts of it, below saturation, and with the rates it is known which part of the trace is sent. A prompt of
 that part's 90th percentile with its mean answer, one at a time through the router, gives the unloaded latency. Targets
 are 2, 5 and 10 times its median, and admission keeps to those of 5. A repeat is one stretch of the trace, sent to
-every contestant at every rate: the same requests in the same order (`bench/real_load.py`). Contestants take turns
-inside a repeat, and each repeat begins with the next of them.
+every contestant at every rate: the same requests in the same order (`bench/real_load.py`). Where the trace is too short
+for ten stretches, neighbours share requests, and the note says how many. Contestants take turns inside a repeat, and
+each repeat begins with the next of them.
 
 A run in which the sender itself was late says nothing of the engines: it is tried once more, then void, and with it
 its repeat's ratio. If an engine of plain vLLM or its router has ended, or if the sender did not send everything, the
@@ -162,18 +163,26 @@ class Bench:
         """The part of the trace that is sent, all repeats together; `capacity`: the saturated rate.
 
         Raises:
-            SystemExit: the trace has too few requests.
+            SystemExit: the trace has too few requests for one repeat.
         """
+        requests = self.scale.requests(self.scale.rates(capacity))
         try:
-            return self.shape.part(0, self.scale.requests(self.scale.rates(capacity)) * self.scale.repeats)
+            return self.shape.part(0, self.step(requests) * (self.scale.repeats - 1) + requests)
         except ValueError as error:
             raise SystemExit(
                 f"bench-real: at {capacity:.1f} requests a second this pair is too fast for the trace: {error}"
             ) from error
 
+    def step(self, requests: int) -> int:
+        """Requests from the begin of a repeat's stretch to that of the next one.
+
+        A stretch has `requests`. Where the trace is too short for one stretch after the other, they share some.
+        """
+        return min(requests, max(0, len(self.shape.arrivals) - requests) // max(1, self.scale.repeats - 1))
+
     def stretch(self, run: Run, requests: int) -> Shape:
         """The requests of a run: the first ones of its repeat's stretch of the trace."""
-        return self.shape.part(run.repeat * requests, max(2, round(run.rate * self.scale.seconds)))
+        return self.shape.part(run.repeat * self.step(requests), max(2, round(run.rate * self.scale.seconds)))
 
     def warm(self, there: Serving, capacity: float) -> None:
         """What the router learns from before anything counts."""
@@ -254,6 +263,7 @@ def begun(bench: Bench) -> dict[str, Any]:
     unloaded = {"ttft_ms": alone["ttft_sent_ms"]["p50"], "tpot_ms": alone["tpot_ms"]["p50"]}
     say(f"  {unloaded['ttft_ms']:.0f} ms and {unloaded['tpot_ms']:.1f} ms a token; {capacity:.2f} requests a second")
     rates, told = bench.scale.rates(capacity), sent.summary
+    requests = bench.scale.requests(rates)
     return {
         "sources": bench.sources,
         "machine": dict(bench.facts),
@@ -266,7 +276,8 @@ def begun(bench: Bench) -> dict[str, Any]:
         "seconds": bench.scale.seconds,
         "contestants": {name: CONTESTANTS[name].told for name in bench.scale.contestants},
         "load": {
-            "requests": bench.scale.requests(rates),
+            "requests": requests,
+            "shared": round(1 - bench.step(requests) / requests, 3),
             "from_s": FROM_S,
             "shorter": SHORTER,
             "prompt_mean": told.input_mean,

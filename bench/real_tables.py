@@ -169,10 +169,11 @@ def note(figures_of: dict[str, Any]) -> str:
     parts = []
     for model, found in figures_of.items():
         sent = found["load"]
+        shared = f" (neighbours share {sent['shared']:.0%} of their requests)" if sent["shared"] else ""
         parts.append(
             f"{model}: {found['repeats']} repeats of {found['seconds']:g} s, each a stretch of Azure's conversation "
-            f"trace from second {sent['from_s']:g} on, lengths × {sent['shorter']:g} (mean {sent['prompt_mean']:.0f} "
-            f"in, {sent['answer_mean']:.0f} out; {sent['cut']} cut); saturated, the two that serve whole answer "
-            f"{found['capacity']:.2f} a second"
+            f"trace from second {sent['from_s']:g} on{shared}, lengths × {sent['shorter']:g} "
+            f"(mean {sent['prompt_mean']:.0f} in, {sent['answer_mean']:.0f} out; {sent['cut']} cut); "
+            f"saturated, the two that serve whole answer {found['capacity']:.2f} a second"
         )
     return "; ".join(["vLLM 0.32 on CPU, one core an engine", *parts])

@@ -35,7 +35,7 @@ BY_ITSELF = "not long and (timed or live)"
 def pytest_of(folders: Sequence[str], *, alone: bool) -> list[str]:
     """The command of one run; runs at the same time do not share pytest's cache."""
     marks = BY_ITSELF if alone else BESIDE_OTHERS
-    return [sys.executable, "-m", "pytest", "-m", marks, *folders, *(() if alone else ("-p", "no:cacheprovider"))]
+    return [sys.executable, "-u", "-m", "pytest", "-m", marks, *folders, *(() if alone else ("-p", "no:cacheprovider"))]
 
 
 class Run:

@@ -49,6 +49,7 @@ def test_controllers_of_a_cluster_file_ask_for_a_simulation(plan: ScalingPlan) -
     assert fleet.check is not None
 
 
+@pytest.mark.timed
 async def test_the_process_tells_whether_a_fleet_suffices_within_its_cpu_time(plan: ScalingPlan) -> None:
     check = Checker(plan.members[MODEL], plan.promises)
     before = os.times()

@@ -87,7 +87,8 @@ def found(*cells: dict[str, Any]) -> dict[str, Any]:
         "capacity": 5.0, "admitted": 5, "rates": [2.0], "repeats": 10, "seconds": 10.0,
         "targets": {"2": {"ttft_ms": 60, "tpot_ms": 8}, "5": {"ttft_ms": 150, "tpot_ms": 20}},
         "contestants": {name: CONTESTANTS[name].told for name in (OURS, PLAIN)}, "cells": list(cells),
-        "load": {"requests": 20, "from_s": 600.0, "shorter": 0.4, "prompt_mean": 500.0, "answer_mean": 90.0, "cut": 1},
+        "load": {"requests": 20, "shared": 0.0, "from_s": 600.0, "shorter": 0.4,
+                 "prompt_mean": 500.0, "answer_mean": 90.0, "cut": 1},
     }  # fmt: skip
 
 
@@ -267,8 +268,25 @@ def test_the_unloaded_latency_is_of_the_lengths_that_are_sent(tmp_path: Path, mo
 
 def test_a_pair_that_is_too_fast_for_the_trace_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Fakes(tmp_path, monkeypatch)
-    with pytest.raises(SystemExit, match="too fast for the trace: 60 requests are there, and 72 are wanted"):
-        real.begun(bench(tmp_path, 6))
+    head, *rows = TRACE.splitlines()
+    with pytest.raises(SystemExit, match="too fast for the trace: 10 requests are there, and 12 are wanted"):
+        real.begun(bench(tmp_path, 6, "\n".join([head, *rows[:10]])))
+
+
+def test_where_the_trace_is_too_short_for_all_repeats_neighbouring_stretches_share_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Fakes(tmp_path, monkeypatch)
+    assert real.begun(bench(tmp_path, 5))["load"]["shared"] == 0, "60 requests are five times 12"
+    load = bench(tmp_path, 9)
+    found = real.begun(load)
+    assert (found["load"]["requests"], found["load"]["shared"]) == (12, 0.5), "one begins each 6 requests"
+    first, second, last = (load.stretch(real.Run(repeat, 2.0, OURS), 12) for repeat in (0, 1, 8))
+    lengths = [each.input_tokens for each in load.shape.arrivals]
+    assert [each.input_tokens for each in first.arrivals] == lengths[:12]
+    assert [each.input_tokens for each in second.arrivals] == lengths[6:18]
+    assert [each.input_tokens for each in last.arrivals] == lengths[48:60], "the last one ends with the trace"
+    assert "neighbours share 50% of their requests" in note({"tiny": found})
 
 
 @pytest.mark.parametrize(
