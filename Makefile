@@ -123,8 +123,8 @@ bench-breakeven: compile ## always, never or sometimes hand off; what single dec
 soak: setup ## 30 minutes at 70 % load, mock instances coming and going: memory, holds, counters (ARGS="--minutes 5")
 	@$(BIN)/python -m bench.soak $(ARGS)
 
-bench-defaults: setup ## TTFT of `baton router` as it starts beside vllm-router's policies, on mocks (ARGS=--quick, --publish)
-	@$(BIN)/python -m bench.defaults $(ARGS)
+bench-defaults: compile ## TTFT of `baton router` as it starts beside vllm-router's policies, on mocks (ARGS=--quick, --publish)
+	@BATON_COMPILED=1 $(BIN)/python -m bench.defaults $(ARGS)
 
 bench-admission: setup ## what admission lets in and keeps: overloads, simulated and on mocks (ARGS="--only simulated", --publish)
 	@$(BIN)/python -m bench.admission $(ARGS)
