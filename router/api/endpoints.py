@@ -26,7 +26,8 @@ from cluster.errors import (
     unknown_model,
     upstream_failed,
 )
-from cluster.http.headers import printable
+from cluster.http.answers import HEAD_BYTES_MAX
+from cluster.http.headers import VALUE_CHARS_MAX, printable
 from cluster.instance import Instance
 from cluster.readable import SMALL_BYTES_MAX
 from router.admin.operators import Operators
@@ -132,11 +133,7 @@ class Endpoints:
             if odd:
                 self.parts.meters.unfit.labels("malformed").inc()
                 raise EngineLost(f"{instance.id}: no HTTP answer: {odd}", reached=True)
-            response = web.StreamResponse(status=answer.status)
-            for name in _RELAYED:
-                said = printable(answer.headers.get(name, ""))
-                if said:
-                    response.headers[name] = said
+            response = _relayed_head(answer, http)
             response.headers.update(names_of(http.headers.get("X-Request-Id"), headers["X-Request-Id"]))
             try:
                 await response.prepare(http)
@@ -241,6 +238,18 @@ class Endpoints:
         return await read_body(http, limit, self.config.body_timeout_s, too_large(limit), self._uploads, client)
 
 
+def _relayed_head(answer: aiohttp.ClientResponse, http: web.Request) -> web.StreamResponse:
+    """An engine's answer to this request, as the client gets it, still without its body."""
+    response = web.StreamResponse(status=answer.status)
+    for name, chars_max in _RELAYED.items():
+        said = printable(answer.headers.get(name, ""), chars_max)
+        if said:
+            response.headers[name] = said
+    if http.version < (1, 1):  # it cannot come in chunks: only the connection's end marks its own
+        response.force_close()
+    return response
+
+
 def _oddity(answer: aiohttp.ClientResponse) -> str:
     """What is not HTTP in an answer's head; empty: nothing."""
     if not 200 <= answer.status < 600:
@@ -287,8 +296,11 @@ def _instances(shown: Iterable[InstanceView]) -> list[dict[str, object]]:
     ]
 
 
-_RELAYED = ("Content-Type", "Content-Encoding", "Cache-Control", "Content-Disposition")
-"""The headers about an answer that is passed on unread."""
+_SHORT: Final = ("Content-Type", "Content-Encoding", "Cache-Control", "Content-Disposition")
+_RELAYED: Final = dict.fromkeys(_SHORT, VALUE_CHARS_MAX) | {"Metadata": HEAD_BYTES_MAX}
+"""The headers about an answer that is passed on unread, and their longest values. ``Metadata`` describes embeddings
+that are sent as bytes (vLLM's ``encoding_format: bytes``), some 100 characters for each.
+"""
 
 _TENANT = web.RequestKey("tenant", str)
 _NAME = web.RequestKey("name", str)

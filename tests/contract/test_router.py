@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from aiohttp import web
+from support.fake_engine import FakeEngine
 from support.fleet import Fleet, Starter, eventually
 
 from cluster.ids import InstanceId
@@ -226,6 +227,23 @@ async def test_any_other_path_is_passed_through_to_one_instance(start: Starter) 
     assert answer == {"path": "/v1/embeddings?x=1", "method": "POST", "echo": '{"input":"x"}'}
     status, answer = await fleet.get("/v1/responses/abc")
     assert (status, answer["method"]) == (200, "GET")
+
+
+@pytest.mark.parametrize("size", [100, 50_000])
+async def test_the_description_of_embeddings_as_bytes_is_relayed(start: Starter, size: int) -> None:
+    """``encoding_format: bytes``: vLLM describes the bytes in a header, without which no client can read them."""
+    described = json.dumps({"data": "x" * size})
+
+    async def embeds(_: FakeEngine, __: web.Request, ___: bytes) -> web.Response:
+        return web.Response(body=b"\1\2", content_type="application/octet-stream", headers={"metadata": described})
+
+    fleet = await start()
+    for engine in fleet.engines.values():
+        engine.behave_elsewhere = embeds
+    asked = {"input": "x", "encoding_format": "bytes"}
+    async with fleet.client.post(f"{fleet.endpoint}/v1/embeddings", json=asked, max_field_size=1 << 17) as answer:
+        assert (answer.status, await answer.read()) == (200, b"\1\2")
+        assert answer.headers["metadata"] == described
 
 
 SMUGGLED = {
