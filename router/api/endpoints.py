@@ -22,6 +22,7 @@ from cluster.errors import (
     deadline_passed,
     no_instance,
     no_room,
+    not_allowed,
     too_large,
     unknown_model,
     upstream_failed,
@@ -296,7 +297,7 @@ def _instances(shown: Iterable[InstanceView]) -> list[dict[str, object]]:
     ]
 
 
-_SHORT: Final = ("Content-Type", "Content-Encoding", "Cache-Control", "Content-Disposition")
+_SHORT: Final = ("Allow", "Content-Type", "Content-Encoding", "Cache-Control", "Content-Disposition")
 _RELAYED: Final = dict.fromkeys(_SHORT, VALUE_CHARS_MAX) | {"Metadata": HEAD_BYTES_MAX}
 """The headers about an answer that is passed on unread, and their longest values. ``Metadata`` describes embeddings
 that are sent as bytes (vLLM's ``encoding_format: bytes``), some 100 characters for each.
@@ -393,6 +394,5 @@ def _http_problem(http: web.Request, error: web.HTTPException) -> ApiError:
     if error.status == 404:
         return ApiError(404, "NotFoundError", f"There is no `{http.path[:200]}` here. Try `/v1/chat/completions`.")
     if error.status == 405:
-        allowed = ", ".join(sorted(getattr(error, "allowed_methods", ())))
-        return ApiError(405, "MethodNotAllowedError", f"`{http.method}` is not allowed here; use {allowed}.")
+        return not_allowed(http.method, tuple(sorted(getattr(error, "allowed_methods", ()))))
     return ApiError(error.status, "BadRequestError", error.reason)

@@ -326,7 +326,7 @@ async def test_unknown_paths_and_methods(start: Starter) -> None:
     fleet = await start()
     assert (await fleet.get("/nowhere"))[0] == 404
     async with fleet.client.post(fleet.endpoint + "/health") as response:
-        assert response.status == 405
+        assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
         assert (await response.json())["error"]["type"] == "MethodNotAllowedError"
 
 
