@@ -96,9 +96,23 @@ class Endpoints:
         return await self._generation.over_aiohttp(http, tenant, raw)
 
     async def relay_whole(self, http: web.Request) -> web.StreamResponse:
-        """Any other path: passed through to one instance, unchanged except for transfer fields."""
-        tenant = _tenant_of(http)
-        instance, clean = await self._passthrough.place(http, tenant, await self._read_body(http))
+        """Any other path: passed through to one instance, unchanged except for transfer fields. If the request does not
+        reach that instance, another one gets it.
+        """
+        tenant, raw = _tenant_of(http), await self._read_body(http)
+        for last in (False, False, True):
+            try:
+                return await self._pass_on(http, tenant, raw)
+            except EngineLost as lost:
+                if lost.ours:
+                    raise no_room(str(lost)) from None
+                if lost.reached or last:
+                    raise upstream_failed(str(lost)) from None
+        raise AssertionError("the last try returns or raises")
+
+    async def _pass_on(self, http: web.Request, tenant: str, raw: bytes) -> web.StreamResponse:
+        """Pass the request to one instance. Raises EngineLost: nothing of an answer has come."""
+        instance, clean = await self._passthrough.place(http, tenant, raw)
         if not self.parts.view.knows(instance.id) or self.parts.view.get(instance.id).instance.url != instance.url:
             # This instance left while engines were asked for the response.
             raise no_instance(f"{instance.id} has just left")
@@ -109,11 +123,9 @@ class Endpoints:
         try:
             return await self._relay(http, instance, clean, headers)
         except EngineLost as lost:
-            if lost.ours:
-                raise no_room(str(lost)) from None
-            if not lost.reached:
+            if not lost.reached and not lost.ours:
                 self.parts.dispatch.unreachable(instance.id)
-            raise upstream_failed(str(lost)) from None
+            raise
         finally:
             self.parts.dispatch.leg_ended(instance.id)
 

@@ -229,6 +229,17 @@ async def test_any_other_path_is_passed_through_to_one_instance(start: Starter) 
     assert (status, answer["method"]) == (200, "GET")
 
 
+async def test_a_request_that_reaches_no_engine_is_passed_to_another(start: Starter) -> None:
+    fleet = await start(decode=3)
+    for name in ("decode-0", "decode-2"):
+        await fleet.engines[name].stop()
+    answers = [await fleet.post("/v1/messages", json={"messages": []}) for _ in range(3)]
+    assert [status for status, _ in answers] == [200] * 3
+    await fleet.engines["decode-1"].stop()
+    await fleet.engines["prefill-0"].stop()
+    assert (await fleet.post("/v1/messages", json={"messages": []}))[0] in {502, 503}
+
+
 @pytest.mark.parametrize("size", [100, 50_000])
 async def test_the_description_of_embeddings_as_bytes_is_relayed(start: Starter, size: int) -> None:
     """``encoding_format: bytes``: vLLM describes the bytes in a header, without which no client can read them."""
