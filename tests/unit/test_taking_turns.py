@@ -44,6 +44,7 @@ async def asked_first(dispatch: Dispatch, queued: SchedulingContext, event: d.Sc
     return order[0]
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("event", [d.LegEnded(InstanceId("d")), None])
 async def test_they_take_turns(event: d.SchedulerEvent | None) -> None:
     view, queued = FleetView(), SchedulingContext(Wanted(model=None, hand_over=False))
