@@ -51,6 +51,9 @@ class ApiError(BatonError):
     retry_after_s: int | None = None
     """Seconds after which a new attempt is worth it, if this error says so itself (`retry_after_s`)."""
 
+    allow: tuple[str, ...] = ()
+    """The methods that the path has (``Allow``), if this error is a 405."""
+
     def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.status = status
@@ -83,6 +86,13 @@ def unknown_model(name: str, known: tuple[str, ...]) -> ApiError:
     """404 for a model that no instance serves; the message names the models that are served."""
     served = ", ".join(f"`{model}`" for model in known) or "none yet"
     return ApiError(404, "NotFoundError", f"The model `{name}` does not exist. Served here: {served}.", "model")
+
+
+def not_allowed(method: str, allow: tuple[str, ...]) -> ApiError:
+    """405: the path has other methods than this one."""
+    error = ApiError(405, "MethodNotAllowedError", f"`{method[:20]}` is not allowed here; use {', '.join(allow)}.")
+    error.allow = allow
+    return error
 
 
 def too_large(limit_bytes: int) -> ApiError:

@@ -49,9 +49,9 @@ class Headers(Mapping[str, str]):
         return len(self._found)
 
 
-def printable(value: str) -> str:
+def printable(value: str, chars_max: int = VALUE_CHARS_MAX) -> str:
     """A peer's text, safe for a header of ours; empty: it is too long or not plain ASCII."""
-    return value if len(value) <= VALUE_CHARS_MAX and value.isascii() and value.isprintable() else ""
+    return value if len(value) <= chars_max and value.isascii() and value.isprintable() else ""
 
 
 def encoding(value: str) -> str:

@@ -22,11 +22,13 @@ from cluster.errors import (
     deadline_passed,
     no_instance,
     no_room,
+    not_allowed,
     too_large,
     unknown_model,
     upstream_failed,
 )
-from cluster.http.headers import printable
+from cluster.http.answers import HEAD_BYTES_MAX
+from cluster.http.headers import VALUE_CHARS_MAX, printable
 from cluster.instance import Instance
 from cluster.readable import SMALL_BYTES_MAX
 from router.admin.operators import Operators
@@ -94,9 +96,23 @@ class Endpoints:
         return await self._generation.over_aiohttp(http, tenant, raw)
 
     async def relay_whole(self, http: web.Request) -> web.StreamResponse:
-        """Any other path: passed through to one instance, unchanged except for transfer fields."""
-        tenant = _tenant_of(http)
-        instance, clean = await self._passthrough.place(http, tenant, await self._read_body(http))
+        """Any other path: passed through to one instance, unchanged except for transfer fields. If the request does not
+        reach that instance, another one gets it.
+        """
+        tenant, raw = _tenant_of(http), await self._read_body(http)
+        for last in (False, False, True):
+            try:
+                return await self._pass_on(http, tenant, raw)
+            except EngineLost as lost:
+                if lost.ours:
+                    raise no_room(str(lost)) from None
+                if lost.reached or last:
+                    raise upstream_failed(str(lost)) from None
+        raise AssertionError("the last try returns or raises")
+
+    async def _pass_on(self, http: web.Request, tenant: str, raw: bytes) -> web.StreamResponse:
+        """Pass the request to one instance. Raises EngineLost: nothing of an answer has come."""
+        instance, clean = await self._passthrough.place(http, tenant, raw)
         if not self.parts.view.knows(instance.id) or self.parts.view.get(instance.id).instance.url != instance.url:
             # This instance left while engines were asked for the response.
             raise no_instance(f"{instance.id} has just left")
@@ -107,11 +123,9 @@ class Endpoints:
         try:
             return await self._relay(http, instance, clean, headers)
         except EngineLost as lost:
-            if lost.ours:
-                raise no_room(str(lost)) from None
-            if not lost.reached:
+            if not lost.reached and not lost.ours:
                 self.parts.dispatch.unreachable(instance.id)
-            raise upstream_failed(str(lost)) from None
+            raise
         finally:
             self.parts.dispatch.leg_ended(instance.id)
 
@@ -132,11 +146,7 @@ class Endpoints:
             if odd:
                 self.parts.meters.unfit.labels("malformed").inc()
                 raise EngineLost(f"{instance.id}: no HTTP answer: {odd}", reached=True)
-            response = web.StreamResponse(status=answer.status)
-            for name in _RELAYED:
-                said = printable(answer.headers.get(name, ""))
-                if said:
-                    response.headers[name] = said
+            response = _relayed_head(answer, http)
             response.headers.update(names_of(http.headers.get("X-Request-Id"), headers["X-Request-Id"]))
             try:
                 await response.prepare(http)
@@ -241,6 +251,18 @@ class Endpoints:
         return await read_body(http, limit, self.config.body_timeout_s, too_large(limit), self._uploads, client)
 
 
+def _relayed_head(answer: aiohttp.ClientResponse, http: web.Request) -> web.StreamResponse:
+    """An engine's answer to this request, as the client gets it, still without its body."""
+    response = web.StreamResponse(status=answer.status)
+    for name, chars_max in _RELAYED.items():
+        said = printable(answer.headers.get(name, ""), chars_max)
+        if said:
+            response.headers[name] = said
+    if http.version < (1, 1):  # it cannot come in chunks: only the connection's end marks its own
+        response.force_close()
+    return response
+
+
 def _oddity(answer: aiohttp.ClientResponse) -> str:
     """What is not HTTP in an answer's head; empty: nothing."""
     if not 200 <= answer.status < 600:
@@ -287,8 +309,11 @@ def _instances(shown: Iterable[InstanceView]) -> list[dict[str, object]]:
     ]
 
 
-_RELAYED = ("Content-Type", "Content-Encoding", "Cache-Control", "Content-Disposition")
-"""The headers about an answer that is passed on unread."""
+_SHORT: Final = ("Allow", "Content-Type", "Content-Encoding", "Cache-Control", "Content-Disposition")
+_RELAYED: Final = dict.fromkeys(_SHORT, VALUE_CHARS_MAX) | {"Metadata": HEAD_BYTES_MAX}
+"""The headers about an answer that is passed on unread, and their longest values. ``Metadata`` describes embeddings
+that are sent as bytes (vLLM's ``encoding_format: bytes``), some 100 characters for each.
+"""
 
 _TENANT = web.RequestKey("tenant", str)
 _NAME = web.RequestKey("name", str)
@@ -381,6 +406,5 @@ def _http_problem(http: web.Request, error: web.HTTPException) -> ApiError:
     if error.status == 404:
         return ApiError(404, "NotFoundError", f"There is no `{http.path[:200]}` here. Try `/v1/chat/completions`.")
     if error.status == 405:
-        allowed = ", ".join(sorted(getattr(error, "allowed_methods", ())))
-        return ApiError(405, "MethodNotAllowedError", f"`{http.method}` is not allowed here; use {allowed}.")
+        return not_allowed(http.method, tuple(sorted(getattr(error, "allowed_methods", ()))))
     return ApiError(error.status, "BadRequestError", error.reason)

@@ -1,7 +1,8 @@
 """Passthrough: finds the one instance for a whole request, and prepares its body. A shell: it may ask engines.
 
 Everything but completions and chats passes here: it goes to an instance that has the path and the model that the body
-names. Responses (``/v1/responses``) live in the engine that made them; their ids name that engine to every router.
+names, and waits for a place there. Responses (``/v1/responses``) live in the engine that made them; their ids name that
+engine to every router.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import asyncio
 import hashlib
 import secrets
 import time
+from collections.abc import Hashable
 from functools import partial
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from aiohttp import web
 
-from cluster.errors import ApiError, no_instance
+from cluster.errors import ApiError, deadline_passed, no_instance
 from cluster.ids import InstanceId
 from cluster.instance import Instance
 from router.api import aliases, paths
@@ -42,18 +45,23 @@ ASK_S: Final = 2.0
 class Passthrough:
     """The passthrough of one router."""
 
-    def __init__(self, parts: Parts, names: Aliases, slices: Slices, catalogue: Catalogue) -> None:
+    def __init__(self, parts: Parts, names: Aliases, slices: Slices, catalogue: Catalogue, *, wait_s: float) -> None:
+        """`wait_s`: how long a request waits for a place."""
         self._parts: Final = parts
         self._names: Final = names
         self._slices: Final = slices
         self._catalogue: Final = catalogue
+        self._wait_s: Final = wait_s
+        self._lines: Final[WeakValueDictionary[Hashable, asyncio.Lock]] = WeakValueDictionary()
+        """By kind of request, the lock of the one that asks for a place: the others of its kind would get the same
+        reply. They follow in the order of their arrival."""
 
     async def place(self, http: web.Request, tenant: str, raw: bytes) -> tuple[Instance, bytes]:
         """The instance that is to get a request, and the body to send.
 
         Raises:
             ApiError: 400 for a body that cannot be read; 404 for a path, a model or a response that no instance has;
-                405; 503 if no instance that has them is free.
+                405; 503 if no instance that has them is ready; 504 if none had a place in time.
         """
         path = http.path
         paths.check(path, http.method)
@@ -111,14 +119,39 @@ class Passthrough:
             identifier = found[1]["response_id"]
         if identifier is not None:
             return await self._owner(tenant, path, identifier)
-        lacking = self._lacking(path, model, tenant)
-        now = time.monotonic()  # policies fade the load in flight up to this time
-        wanted = Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant, arrived=now, now=now)
-        chosen = self._parts.dispatch.scheduling.handle(events.Picked(wanted), now)[0]
-        assert isinstance(chosen, Chosen)
-        if chosen.decode is None:
-            raise no_instance(chosen.because)
-        return self._parts.view.get(chosen.decode).instance
+        try:
+            async with asyncio.timeout(self._wait_s):
+                return await self._free(path, tenant, model)
+        except TimeoutError:
+            raise deadline_passed(self._wait_s) from None
+
+    async def _free(self, path: str, tenant: str, model: str | None) -> Instance:
+        """An instance with a place for the request. The caller takes the place before it awaits anything."""
+        kind = (self._lacking(path, model, tenant), tenant, model)
+        line = self._lines.get(kind)
+        if line is None:
+            line = self._lines[kind] = asyncio.Lock()
+        async with line:
+            while True:
+                now = time.monotonic()  # policies fade the load in flight up to this time
+                lacking = self._lacking(path, model, tenant)
+                wanted = Wanted(model=model, hand_over=False, excluded=lacking, tenant=tenant, arrived=now, now=now)
+                chosen = self._parts.dispatch.scheduling.handle(events.Picked(wanted), now)[0]
+                assert isinstance(chosen, Chosen)
+                if chosen.decode is not None:
+                    return self._parts.view.get(chosen.decode).instance
+                if not chosen.wait:
+                    raise no_instance(chosen.because)
+                await self._room()
+
+    async def _room(self) -> None:
+        """Wait until an instance may have a free place."""
+        outside, room = self._parts.dispatch.outside, asyncio.get_running_loop().create_future()
+        outside[room] = None
+        try:
+            await room
+        finally:
+            del outside[room]
 
     def _lacking(self, path: str, model: str | None, tenant: str) -> frozenset[InstanceId]:
         """Instances that have reported that they do not have this path.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from cluster.errors import ApiError
+from cluster.errors import ApiError, not_allowed
 from router.core.eligibility import CHAT, COMPLETIONS
 from router.fleet.engine_paths import pattern
 
@@ -124,8 +124,7 @@ def check(path: str, method: str) -> None:
     if row.how is How.REFUSED:
         raise _refused(row)
     if method not in row.methods:
-        allowed = ", ".join(row.methods)
-        raise ApiError(405, "MethodNotAllowedError", f"`{method[:20]}` is not allowed here; use {allowed}.")
+        raise not_allowed(method, row.methods)
 
 
 _PLAIN: Final = re.compile(r"(/[A-Za-z0-9_.~!$&'()*+,;=:@-]+)+")

@@ -107,7 +107,7 @@ class Router:
             parts,
             config,
             generation=self.generation,
-            passthrough=Passthrough(parts, names, slices, catalogue),
+            passthrough=Passthrough(parts, names, slices, catalogue, wait_s=config.first_token_s),
             operators=self._operators,
             scrape=scrape,
             names=names,

@@ -139,9 +139,8 @@ def refusal_in(raw: bytes) -> tuple[int, bytes] | None:
 
     vLLM validates some fields (a token id out of range) only after it has sent the stream's status.
     """
-    end = raw.find(b"\n\n")
-    event = raw[: max(end, 0)]
-    data = (event if event.startswith(b"data:") else _data_in(event))[5:].strip()
+    whole = raw[: max(raw.rfind(b"\n\n"), 0)]
+    data = next(filter(None, map(_data_in, whole.split(b"\n\n"))), b"")[5:].strip()  # comments may stand before it
     error = (object_in(data) or {}).get("error") if data else None
     code = error.get("code") if isinstance(error, dict) else None
     if isinstance(code, int) and not isinstance(code, bool) and code in _CLIENTS_FAULTS:

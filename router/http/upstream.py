@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 
 from cluster.bounded import PLAIN, Unfit, whole_body
+from cluster.http.answers import HEAD_BYTES_MAX
 from cluster.http.pool import KEEPALIVE_S
 from cluster.instance import Instance
 from cluster.wire import RANK_HEADER
@@ -101,6 +102,7 @@ class Upstream:
             headers=PLAIN,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
+            max_field_size=HEAD_BYTES_MAX,  # aiohttp's own 8,190 are too few for the description of 100 embeddings
         )
 
     async def close(self) -> None:

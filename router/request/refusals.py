@@ -67,4 +67,6 @@ def headers_of(problem: ApiError) -> dict[str, str]:
     headers = {} if again_s is None else {"Retry-After": str(again_s)}
     if problem.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if problem.allow:
+        headers["Allow"] = ", ".join(problem.allow)
     return headers

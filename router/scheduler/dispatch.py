@@ -24,6 +24,9 @@ logger = logging.getLogger("baton.router")
 
 Callback = Callable[[], None]
 
+_MAKES_ROOM: Final = frozenset({d.Finished, d.Occupied, d.LegEnded})
+"""The events after which an instance may have a free place, beside changes of the fleet."""
+
 
 class Waiters:
     """One callback for each waiting request. A call that comes before the request waits is kept for it."""
@@ -94,6 +97,10 @@ class Dispatch:
         self.scheduling: Final = scheduling
         self.line: Final = Waiters()
         self.losses: Final = Losses()
+        self.outside: Final[dict[asyncio.Future[None], None]] = {}
+        """The requests outside the queue that wait for room (`router.api.passthrough`): each ends when there may be."""
+        self._outside_first = False
+        """At the last event that made room, the requests outside the queue asked first."""
         self._looks_s = -1.0
         """The time at which the scheduler is to look for room; -1: none."""
         self.said_aggregated = False
@@ -102,8 +109,23 @@ class Dispatch:
     def tell(self, event: d.SchedulerEvent, now: float) -> None:
         """Pass an event to the scheduler; requests that may find a place now ask again."""
         called = self.scheduling.handle(event, now)
-        if called or self.scheduler.wakeup_s is not None:
+        if self.outside and type(event) in _MAKES_ROOM:
+            self._call_both(called)
+        elif called or self.scheduler.wakeup_s is not None:
             self.call(called)
+
+    def _call_both(self, requests: Calls) -> None:
+        """Wake these requests, and those outside the queue. The two take turns in asking first: then neither can keep
+        every place from the other.
+        """
+        first = self._outside_first = not self._outside_first
+        if not first:
+            self.call(requests)
+        for waiting in self.outside:
+            if not waiting.done():
+                waiting.set_result(None)
+        if first:
+            self.call(requests)
 
     def call(self, requests: Calls) -> None:
         """Wake these requests to ask for a place again; when the scheduler wants it, set a timer to look for room."""
@@ -129,7 +151,7 @@ class Dispatch:
 
     def fleet_changed(self) -> None:
         """The fleet has changed: requests may find a place."""
-        self.call(self.scheduling.handle(d.FleetMoved(), time.monotonic()))
+        self._call_both(self.scheduling.handle(d.FleetMoved(), time.monotonic()))
 
     def leg_started(self, instance: InstanceId) -> None:
         """A leg without an answer of its own (a prefill leg) goes to the instance."""

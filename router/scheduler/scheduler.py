@@ -232,7 +232,8 @@ class Scheduler:
 
     def pick(self, wanted: Wanted) -> Chosen:
         """An instance for a request without prediction and outside the queue: as soon as credits allow, whatever is
-        promised to others. Such requests are few, and with the other limits they would never be served.
+        promised to others. Such requests are few, and with the other limits they would never be served. If all
+        instances are full (`Chosen.wait`), the request asks again once one may have room (`Dispatch.outside`).
         """
         return self.policy(self.view.all(), wanted)
 

@@ -188,6 +188,16 @@ async def test_http_1_0(start: Starter) -> None:
         assert b'"list"' in (await client.answer())[2]
 
 
+async def test_a_relayed_answer_to_http_1_0_ends_with_its_connection(start: Starter) -> None:
+    """Such an answer has no length and no chunks: a client that keeps the connection could not find its end."""
+    fleet = await start()
+    async with wire(fleet) as client:
+        client.writer.write(asked(BODY, b"Connection: keep-alive", target=b"POST /v1/embeddings HTTP/1.0"))
+        _, headers, body = await client.answer()
+        assert "connection" not in headers
+        assert json.loads(body)["path"] == "/v1/embeddings"
+
+
 async def test_connection_close_is_obeyed(start: Starter) -> None:
     fleet = await start()
     async with wire(fleet) as client:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -397,9 +398,11 @@ async def test_a_stream_without_a_token_is_the_engines_failure(start: Any, subte
 async def test_a_stream_that_begins_with_the_clients_fault_is_a_refusal(start: Any, subtests: pytest.Subtests) -> None:
     """vLLM reports a token id out of range so. The client of an aggregated request gets a 400, as for a prefill leg."""
     fleet = await start("b")
-    for code, status in ((400, 400), (422, 422), (500, 503), (404, 503), (True, 503), ("400", 503), (None, 503)):
-        with subtests.test(code=code):
-            raw = stream(b"data: " + json.dumps({"error": {"message": "boom", "code": code}}).encode() + b"\n\n", DONE)
+    codes = ((400, 400), (422, 422), (500, 503), (404, 503), (True, 503), ("400", 503), (None, 503))
+    for (code, status), comment in product(codes, (b"", b": keep-alive\n\n")):
+        with subtests.test(code=code, comment=comment):
+            error = b"data: " + json.dumps({"error": {"message": "boom", "code": code}}).encode() + b"\n\n"
+            raw = stream(*filter(None, (comment, error, DONE)))
             fleet.all_say(lambda asked, raw=raw: says(raw) if asked.method == "POST" else None)
             answer = await fleet.ask(STREAMED)
             assert answer.status == status

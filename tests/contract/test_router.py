@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from aiohttp import web
+from support.fake_engine import FakeEngine
 from support.fleet import Fleet, Starter, eventually
 
 from cluster.ids import InstanceId
@@ -228,6 +229,34 @@ async def test_any_other_path_is_passed_through_to_one_instance(start: Starter) 
     assert (status, answer["method"]) == (200, "GET")
 
 
+async def test_a_request_that_reaches_no_engine_is_passed_to_another(start: Starter) -> None:
+    fleet = await start(decode=3)
+    for name in ("decode-0", "decode-2"):
+        await fleet.engines[name].stop()
+    answers = [await fleet.post("/v1/messages", json={"messages": []}) for _ in range(3)]
+    assert [status for status, _ in answers] == [200] * 3
+    await fleet.engines["decode-1"].stop()
+    await fleet.engines["prefill-0"].stop()
+    assert (await fleet.post("/v1/messages", json={"messages": []}))[0] in {502, 503}
+
+
+@pytest.mark.parametrize("size", [100, 50_000])
+async def test_the_description_of_embeddings_as_bytes_is_relayed(start: Starter, size: int) -> None:
+    """``encoding_format: bytes``: vLLM describes the bytes in a header, without which no client can read them."""
+    described = json.dumps({"data": "x" * size})
+
+    async def embeds(_: FakeEngine, __: web.Request, ___: bytes) -> web.Response:
+        return web.Response(body=b"\1\2", content_type="application/octet-stream", headers={"metadata": described})
+
+    fleet = await start()
+    for engine in fleet.engines.values():
+        engine.behave_elsewhere = embeds
+    asked = {"input": "x", "encoding_format": "bytes"}
+    async with fleet.client.post(f"{fleet.endpoint}/v1/embeddings", json=asked, max_field_size=1 << 17) as answer:
+        assert (answer.status, await answer.read()) == (200, b"\1\2")
+        assert answer.headers["metadata"] == described
+
+
 SMUGGLED = {
     "kv_transfer_params": {"do_remote_prefill": True, "remote_host": "evil"},
     "ec_transfer_params": {"remote_host": "evil"},
@@ -308,7 +337,7 @@ async def test_unknown_paths_and_methods(start: Starter) -> None:
     fleet = await start()
     assert (await fleet.get("/nowhere"))[0] == 404
     async with fleet.client.post(fleet.endpoint + "/health") as response:
-        assert response.status == 405
+        assert (response.status, response.headers["Allow"]) == (405, "GET, HEAD")
         assert (await response.json())["error"]["type"] == "MethodNotAllowedError"
 
 
