@@ -233,6 +233,17 @@ async def test_a_hand_in_a_child_and_a_foreign_manager() -> None:
         assert service["metadata"]["labels"]["team"] == "x"
 
 
+@pytest.mark.parametrize("replicas", [0, 2])
+async def test_a_hand_in_the_replicas_of_a_workload_is_undone(replicas: int) -> None:
+    """``kubectl scale deployment chat-decode-0``: an instance has one pod, as two would announce one name."""
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        await stage.client.merge("apps/v1", "Deployment", NS, "chat-decode-0", {"spec": {"replicas": replicas}})
+        await stage.until(lambda: stage.instances()["chat-decode-0"]["spec"]["replicas"] == 1, limit_s=20)
+
+
 async def test_an_object_that_is_not_ours_is_left_alone() -> None:
     async with staged() as stage:
         theirs = {

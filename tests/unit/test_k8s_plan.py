@@ -23,7 +23,15 @@ from cluster.spec import parse
 from cluster.spec.example import EXAMPLE
 from cluster.spec.flags import NUMBERS, SAME_ANSWERS, SAME_ON_BOTH_SIDES
 from k8s.crd import read_resource
-from k8s.crd.names import CONDITIONS, FIELD_MANAGER, LABEL_DRAINING, LABEL_FAMILY, LABEL_MANAGED, LABEL_REVISION
+from k8s.crd.names import (
+    CONDITIONS,
+    FIELD_MANAGER,
+    LABEL_DRAINING,
+    LABEL_FAMILY,
+    LABEL_MANAGED,
+    LABEL_PARKED,
+    LABEL_REVISION,
+)
 from k8s.plan import (
     Apply,
     Delete,
@@ -31,8 +39,10 @@ from k8s.plan import (
     Desired,
     Drain,
     ObservedCluster,
+    Park,
     PlanLimits,
     Resume,
+    Unpark,
     limits_of,
     look,
     plan,
@@ -361,6 +371,20 @@ def test_a_manual_change_of_a_child_is_undone_and_fields_that_others_add_stay() 
     (action,) = plan(wanted, ObservedCluster(objects=objects, pods=there.pods), PlanLimits(), 1.0)
     assert isinstance(action, Apply)
     assert action.because == "it is not as it was applied"
+
+
+def test_an_instance_has_one_pod_or_none_while_it_is_parked() -> None:
+    wanted = desired()
+    there = settled(wanted)
+    decode = next(each for each in there.objects if each["metadata"]["name"] == "chat-decode-0")
+    decode["spec"]["replicas"] = 2
+    assert plan(wanted, there, PlanLimits(), 1.0) == (Unpark("chat-decode-0", "its workload has 2 replicas, not 1"),)
+    decode["metadata"]["labels"][LABEL_PARKED] = "true"
+    waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "lastTransitionTime": STARTED}
+    pods = [{**each, "spec": {}, "status": {"conditions": [waiting]}} for each in there.pods]
+    parked = dataclasses.replace(there, pods=tuple(each for each in pods if "prefill" in each["metadata"]["name"]))
+    todo = plan(wanted, parked, PlanLimits(), STARTED_AT + 1.0)
+    assert todo == (Park("chat-decode-0", "its workload has 2 replicas, not 0"),)
 
 
 def test_an_object_that_is_not_wanted_any_more_is_deleted() -> None:
