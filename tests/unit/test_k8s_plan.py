@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import random
 import re
@@ -443,6 +444,24 @@ def test_the_words_of_commands_are_flags_that_exist() -> None:
         importlib.import_module(f"baton.commands.{words}").add_arguments(parser)
         told = parser.parse_args([re.sub(r"\$\(POD_IP\)", "10.0.0.1", word) for word in command[2:]])
         assert told.registry.startswith("redis://baton-")
+
+
+def test_dollars_reach_engines_as_they_stand_in_the_resource() -> None:
+    """Kubernetes expands ``$(NAME)`` and ``$$`` in a container's command (`expand` of third_party/forked/golang)."""
+    env = {"A": "a$$b", "B": "$(POD_IP)", "C": "$$(POD_IP) $x $", "D": "$(NONE)"}
+    pool = {"env": env, "engine_args": {"override-generation-config": '{"stop": "$$"}'}}
+    made = manifests({"models": [{"name": "m", "pools": {"both": pool}}]})
+    (container,) = made["Deployment", "chat-both-0"]["spec"]["template"]["spec"]["containers"]
+    known = {"POD_IP": "10.0.0.1", "NODE_NAME": "n", "BATON_INSTANCE": "chat-both-0"}
+
+    def expanded(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else known.get(found[1], found[0])
+
+    words = [re.sub(r"\$\$|\$\((\w+)\)", expanded, word) for word in container["command"]]
+    given = [after for flag, after in itertools.pairwise(words) if flag == "--env"]
+    assert given == [f"{name}={value}" for name, value in env.items()]
+    assert words[-1].endswith('{"stop": "$$"}')
+    assert words[words.index("--host") + 1] == "10.0.0.1"
 
 
 def test_a_patch_reaches_the_pod_and_the_gpu_label_is_not_read_back_from_it() -> None:
