@@ -779,3 +779,62 @@ def test_refused_pods_count_as_unschedulable() -> None:
     assert found.unschedulable_since == STARTED_AT
     fact = conditions(status(wanted, observed, (), 0.0, {}))["Degraded"]
     assert (fact["reason"], fact["message"]) == ("PodsRefused", "chat-decode-0: exceeded quota")
+
+
+def reported(name: str, **said: Any) -> ObservedCluster:
+    """The settled cluster, with what the Deployment controller reports of one Deployment."""
+    there = settled(desired())
+    for each in there.objects:
+        if (each["kind"], each["metadata"]["name"]) == ("Deployment", name):
+            each["metadata"]["generation"] = 2
+            each["status"] = {"observedGeneration": 2, **said}
+    return there
+
+
+def deployed(progressing: str, available: str = "True", **said: Any) -> dict[str, Any]:
+    """The status of a Deployment with two conditions: `progressing` is the reason of the first."""
+    kinds = {"Progressing": "False" if progressing == "ProgressDeadlineExceeded" else "True", "Available": available}
+    each = {"reason": progressing, "message": "has timed out progressing.", "lastTransitionTime": STARTED}
+    return {**said, "conditions": [{"type": kind, "status": value, **each} for kind, value in kinds.items()]}
+
+
+WHOLE = {"replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}
+
+
+def told(there: ObservedCluster, after_s: float = 1000.0) -> dict[str, Any]:
+    return conditions(status(desired(), there, (), STARTED_AT + after_s, {}))
+
+
+def test_a_rollout_of_routers_is_under_way_until_the_last_old_one_is_gone() -> None:
+    """``kubectl wait --for=condition=Progressing=false`` after a new `router_image` returned at once."""
+    done = told(reported("chat-router", **WHOLE))
+    assert (done["Progressing"]["status"], done["Degraded"]["status"]) == ("False", "False")
+    for said in ({"updatedReplicas": 1}, {"replicas": 3}, {"availableReplicas": 1}, {"observedGeneration": 1}):
+        fact = told(reported("chat-router", **{**WHOLE, **said}))["Progressing"]
+        assert fact["status"] == "True", said
+        assert fact["message"].startswith("chat-router: ")
+    fact = told(reported("chat-router", **{**WHOLE, "updatedReplicas": 1}))["Progressing"]
+    assert fact["message"] == "chat-router: 1 of 2 pods are new, 2 serve"
+
+
+@pytest.mark.parametrize("name", ["chat-router", "chat-registry", "chat-decode-0"])
+def test_pods_that_do_not_come_up_are_reported(name: str) -> None:
+    """An image that cannot be pulled: the status said that nothing is wrong."""
+    fact = told(reported(name, **deployed("ProgressDeadlineExceeded")))["Degraded"]
+    assert (fact["status"], fact["reason"]) == ("True", "PodsDown")
+    assert fact["message"] == f"{name}: has timed out progressing.; look at its pods"
+
+
+def test_routers_that_are_lost_are_reported_and_one_that_a_node_gives_up_is_not() -> None:
+    lost = reported("chat-router", **deployed("NewReplicaSetAvailable", "False", **{**WHOLE, "availableReplicas": 1}))
+    assert told(lost, 60.0)["Degraded"]["status"] == "False"
+    fact = told(lost, 121.0)["Degraded"]
+    assert (fact["reason"], fact["message"]) == ("PodsDown", "chat-router: 1 of 2 pods serve; look at its pods")
+    starts = reported("chat-router", **deployed("ReplicaSetUpdated", "False", replicas=2, updatedReplicas=2))
+    assert told(starts)["Degraded"]["status"] == "False", "its first start has the time of `start_s`"
+
+
+def test_without_a_router_nothing_is_available() -> None:
+    assert told(reported("chat-router", **WHOLE))["Available"]["status"] == "True"
+    fact = told(reported("chat-router", replicas=2, updatedReplicas=2))["Available"]
+    assert (fact["status"], fact["reason"], fact["message"]) == ("False", "NoRouter", "chat-router: no router serves")
