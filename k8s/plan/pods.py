@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from cluster.instance import Role
 from cluster.spec import flags
+from cluster.spec.plan import stems
 from cluster.spec.settings import Model, Pool
 from k8s.crd.names import (
     APPLIED,
@@ -357,9 +358,23 @@ def family_of(resource: Resource, model: Model, images: Images) -> str:
         name: {flag: value for flag, value in pool.engine_args.items() if _is_shared(flag)}
         for name, (_, pool) in model.pools.every().items()
     }
-    image = resource.kubernetes.image or images.engine
+    by_pool = _engine_images(resource, model, images)
+    image = by_pool if len({*by_pool.values()}) > 1 else next(iter(by_pool.values()))
     connector = resource.spec.transfer.connector.value
     return digest(json.dumps([model.name, image, connector, same], sort_keys=True))
+
+
+def _engine_images(resource: Resource, model: Model, images: Images) -> dict[str, str]:
+    """The engines' image in each pool of a model: a pool's patch may name another one."""
+    assert resource.spec is not None
+    found = {}
+    for stem, (its, _, _) in stems(resource.spec).items():
+        if its is model:
+            said = resource.kubernetes.pools.get(stem)
+            patch = ((said.pod_template if said else {}).get("spec") or {}).get("containers") or ()
+            named = (each.get("image") for each in patch if each["name"] == "engine")
+            found[stem] = str(next(named, None) or resource.kubernetes.image or images.engine)
+    return found
 
 
 def _is_shared(name: str) -> bool:

@@ -215,6 +215,26 @@ def test_a_new_image_is_a_new_family_of_both_roles() -> None:
     assert after.resource.spec is not None
 
 
+def with_images(image: str, **by_pool: str) -> set[Any]:
+    """The families of a cluster whose pools' patches name images."""
+    patches = {
+        name: {"pod_template": {"spec": {"containers": [{"name": "engine", "image": each}]}}}
+        for name, each in by_pool.items()
+    }
+    made = manifests({**SMALL, "kubernetes": {"image": image, "pools": patches}}).values()
+    return {each["metadata"]["labels"].get(LABEL_FAMILY) for each in made} - {None}
+
+
+def test_the_image_in_a_pools_patch_belongs_to_the_family() -> None:
+    """As another `kubernetes.image`: old and new engines would hand over to each other while it rolls out."""
+    pinned = with_images("engine:1", prefill="engine:2", decode="engine:2-arm")
+    assert len(pinned) == 1, "one family, whatever the images are: the pools are made for each other"
+    assert pinned != with_images("engine:1", prefill="engine:3", decode="engine:3-arm")
+    assert pinned != with_images("engine:1", prefill="engine:2", decode="engine:3-arm")
+    assert pinned == with_images("engine:9", prefill="engine:2", decode="engine:2-arm"), "no engine has the default"
+    assert with_images("engine:2") == with_images("engine:1", prefill="engine:2", decode="engine:2")
+
+
 def test_an_extra_pools_engine_belongs_to_the_family_as_well() -> None:
     """Instances whose KV caches differ in format cannot hand over, whatever their pools are called."""
     families = []
