@@ -13,6 +13,7 @@ from k8s.operator.scaling import ScalingBoard
 from k8s.operator.secrets import Access
 from k8s.operator.watched import WatchedObjects
 from k8s.plan import ObservedCluster, deciding
+from k8s.plan.observe import is_ours
 
 ATTAINMENT_S: Final = 30.0
 """Seconds between two changes of the attainment in a status."""
@@ -33,7 +34,8 @@ class ClusterObserver:
         """The cluster as the watches have it."""
         namespace, name = resource.namespace, resource.name
         objects = self._watched.children_of(resource)
-        objects += [each for (place, _, _), each in self._hands.foreign.items() if place == namespace]
+        foreign = [each for (place, _, _), each in self._hands.foreign.items() if place == namespace]
+        objects += [each for each in foreign if not is_ours(each, resource.uid)]
         decided = deciding(self._watched.pools_of(namespace, name))
         external = {stem: int(each["spec"]["replicas"]) for stem, each in decided.items()}
         wanted = self._board.of(namespace, name)
