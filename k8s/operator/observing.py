@@ -12,7 +12,7 @@ from k8s.operator.hands import Hands
 from k8s.operator.scaling import ScalingBoard
 from k8s.operator.secrets import Access
 from k8s.operator.watched import WatchedObjects
-from k8s.plan import ObservedCluster, deciding
+from k8s.plan import ObservedCluster, external_sizes
 from k8s.plan.observe import is_ours
 
 ATTAINMENT_S: Final = 30.0
@@ -36,8 +36,7 @@ class ClusterObserver:
         objects = self._watched.children_of(resource)
         foreign = [each for (place, _, _), each in self._hands.foreign.items() if place == namespace]
         objects += [each for each in foreign if not is_ours(each, resource.uid)]
-        decided = deciding(self._watched.pools_of(namespace, name))
-        external = {stem: int(each["spec"]["replicas"]) for stem, each in decided.items()}
+        external = external_sizes(self._watched.pools_of(namespace, name))
         wanted = self._board.of(namespace, name)
         wanted.belong_to(resource.uid)
         for stem in external.keys() & wanted.sizes.keys():

@@ -274,6 +274,11 @@ def deciding(pools: Iterable[Json]) -> dict[str, Json]:
     return {str(each["spec"]["pool"]): each for each in oldest_last}
 
 
+def external_sizes(pools: Iterable[Json]) -> dict[str, int]:
+    """By pool, the size that its BatonPool wants."""
+    return {stem: int(each["spec"]["replicas"]) for stem, each in deciding(pools).items()}
+
+
 def _age(metadata: Json) -> tuple[str, str]:
     return str(metadata.get("creationTimestamp", "")), str(metadata["name"])
 

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 from support.k8s_api import Kind, Refused
-from support.k8s_stage import MODE, NS, REAL_LIMIT_S, Stage, image, quicken, spec, staged
+from support.k8s_stage import IMAGES, MODE, NS, REAL_LIMIT_S, Stage, image, quicken, spec, staged
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
+from k8s.crd import read_resource
 from k8s.crd.names import API_VERSION, GROUP, LABEL_CLUSTER, LABEL_PART, LABEL_REVISION
 from k8s.operator import controller
 from k8s.operator.client import ApiFailed
 from k8s.operator.election import Election
+from k8s.operator.inspect import observed_now
+from k8s.plan import Desired, limits_of, plan
 from k8s.plan.observe import INSTANCE
 from k8s.plan.rights import RIGHTS
 
@@ -382,6 +385,19 @@ async def test_a_batonpool_that_names_nothing_says_so(cluster: str, name: str, s
             await stage.make(spec(), cluster)
             await stage.until(lambda: "it sizes decode" in told())
             await stage.until(lambda: stage.server.all("batonpools")[0]["status"].get("readyReplicas") == 3)
+
+
+async def test_diff_knows_the_sizes_that_batonpools_want() -> None:
+    """`decode` has no `max`: by the resource alone it has one instance, so `baton k8s diff` told of two drains."""
+    async with staged() as stage:
+        stage.operate()
+        await stage.make({"models": [{"name": "m", "pools": {"prefill": {}, "decode": {}}}]})
+        await pool(stage, "decode", 3)
+        await stage.until(lambda: stage.settled(1, 3), limit_s=30)
+        live, observed, kinds, now = await observed_now(stage.client, NS, "chat")
+        assert live is not None
+        desired = Desired(resource=read_resource(live), images=IMAGES, kinds=kinds)
+        assert plan(desired, observed, limits_of(desired, observed), now) == ()
 
 
 async def test_of_two_batonpools_of_one_pool_the_older_decides_and_the_other_says_so() -> None:
