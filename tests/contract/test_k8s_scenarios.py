@@ -299,11 +299,11 @@ async def test_two_clusters_whose_objects_would_have_one_name_take_nothing_from_
     async with staged() as stage:
         stage.operate()
         await stage.make(spec(), "chat-v2")
-        await stage.until(lambda: told(stage, "chat-v2", "Progressing") == ("False", "AsWanted"), limit_s=30)
+        await stage.until(lambda: told(stage, "chat-v2", "Progressing") == ("False", "AsWanted"))
         before = {name: each["metadata"]["uid"] for name, each in stage.instances().items()}
         pools = spec()["models"][0]["pools"]
         await stage.make({"models": [{"name": "m", "pools": pools}, {"name": "v2", "pools": pools}]})
-        await stage.until(lambda: stage.settled(2, 2), limit_s=30)
+        await stage.until(lambda: stage.settled(2, 2))
         assert sorted(stage.instances()) == [
             "chat-m-decode-0",
             "chat-m-prefill-0",
@@ -393,7 +393,7 @@ async def test_diff_knows_the_sizes_that_batonpools_want() -> None:
         stage.operate()
         await stage.make({"models": [{"name": "m", "pools": {"prefill": {}, "decode": {}}}]})
         await pool(stage, "decode", 3)
-        await stage.until(lambda: stage.settled(1, 3), limit_s=30)
+        await stage.until(lambda: stage.settled(1, 3))
         live, observed, kinds, now = await observed_now(stage.client, NS, "chat")
         assert live is not None
         desired = Desired(resource=read_resource(live), images=IMAGES, kinds=kinds)
