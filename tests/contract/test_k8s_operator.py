@@ -242,6 +242,8 @@ async def test_a_hand_in_the_replicas_of_a_workload_is_undone(replicas: int) -> 
         await stage.until(stage.settled)
         await stage.client.merge("apps/v1", "Deployment", NS, "chat-decode-0", {"spec": {"replicas": replicas}})
         await stage.until(lambda: stage.instances()["chat-decode-0"]["spec"]["replicas"] == 1)
+        await stage.until(stage.settled)
+        assert sorted(stage.instances()) == ["chat-decode-0", "chat-prefill-0"]
 
 
 async def test_an_object_that_is_not_ours_is_left_alone() -> None:

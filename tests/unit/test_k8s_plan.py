@@ -804,10 +804,11 @@ def test_refused_pods_count_as_unschedulable() -> None:
 def reported(name: str, **said: Any) -> ObservedCluster:
     """The settled cluster, with what the Deployment controller reports of one Deployment."""
     there = settled(desired())
-    for each in there.objects:
-        if (each["kind"], each["metadata"]["name"]) == ("Deployment", name):
-            each["metadata"]["generation"] = 2
-            each["status"] = {"observedGeneration": 2, **said}
+    found: Any = next(
+        each for each in there.objects if (each["kind"], each["metadata"]["name"]) == ("Deployment", name)
+    )
+    found["metadata"]["generation"] = 2
+    found["status"] = {"observedGeneration": 2, **said}
     return there
 
 
