@@ -118,7 +118,7 @@ class Controllers:
         opened, wanted = await self._registry(key, seen), self._board.of(*key)
         wanted.scales = True
         world = OperatorWorld(self._operator, *key, wanted)
-        shell = ScalingShell("-".join(key), plan, opened, say=logger.info)
+        shell = ScalingShell(_file_name(key), plan, opened, say=logger.info)
         task = asyncio.get_running_loop().create_task(shell.run(KubernetesActuator(world)), name=f"size {key[1]}")
         return _Running(mark=mark, shell=shell, task=task)
 
@@ -132,7 +132,7 @@ class Controllers:
         from k8s.operator.scaling import registry_place
 
         place = await registry_place(self._client, seen)
-        folder = state_folder() / "k8s" / "-".join(key)
+        folder = state_folder() / "k8s" / _file_name(key)
         files: dict[str, Path | None] = {
             name: None if text is None else write_private(folder / name, text)
             for name, text in (("password", place.password), ("ca", place.ca))
@@ -179,6 +179,13 @@ class Controllers:
         unexpected = None if isinstance(error, BatonError) else error
         logger.warning("the controller of %s ended: %s", "/".join(key), error, exc_info=unexpected)
         return str(error) or type(error).__name__ if by_itself else ""
+
+
+def _file_name(key: Place) -> str:
+    """The cluster's own name for files. With a hyphen two clusters of an operator that acts in all namespaces could
+    have one: `a-chat` in `team`, and `chat` in `team-a`. No name in Kubernetes has an underscore.
+    """
+    return "_".join(key)
 
 
 def _mark(seen: ClusterSeen) -> str:

@@ -44,6 +44,8 @@ IDLE_S: Final = 60.0
 """The same for a cluster that is as wanted, or after a fault of the operator's."""
 REFUSALS: Final = frozenset({400, 403, 422})
 """HTTP statuses of refusals that concern one object (invalid, a quota, a policy): the rest of a plan goes on."""
+WEBHOOK: Final = "failed calling webhook"
+"""Part of the message (500 InternalError) if an admission webhook does not answer, which may serve one kind only."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,7 +175,7 @@ class Operator:
         if isinstance(action, Apply) and action.manifest["kind"] in OPTIONAL and refusal.status == 404:
             self._kinds.gone(action.manifest["kind"])
             return True
-        return refusal.status in REFUSALS or refusal.reason == "AlreadyExists"
+        return refusal.status in REFUSALS or refusal.reason == "AlreadyExists" or WEBHOOK in str(refusal)
 
     def _count_refusals(self, key: tuple[str, str], count: int) -> int:
         """Count a look with `count` refusals; returns how many looks in a row had some."""

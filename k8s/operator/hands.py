@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from k8s.crd import Resource
-from k8s.crd.names import FIELD_MANAGER, LABEL_DRAINING, LABEL_MANAGED, LABEL_PARKED, READY_GATE
+from k8s.crd.names import LABEL_DRAINING, LABEL_PARKED, READY_GATE
 from k8s.operator.client import ApiClient, ApiFailed
 from k8s.operator.fleet import ClusterPrograms
 from k8s.operator.secrets import Access, fleet, internal, keys_in, of_instance, replaced
@@ -46,7 +46,7 @@ class Hands:
     ) -> None:
         """`wall`: returns Unix time. `put`: takes over objects that the server has answered."""
         self.foreign: Final[dict[tuple[str, str, str], Json]] = {}
-        """Objects that have a wanted name and are not ours, by namespace, kind and name."""
+        """Objects of others that have a wanted name, by namespace, kind and name. They may be another cluster's."""
         self.accepted: Final[dict[tuple[str, str, str], Json]] = {}
         """The server's form of objects that it keeps in another form than they were applied (a quantity, a field that a
         webhook has changed), by namespace, kind and name."""
@@ -128,13 +128,15 @@ class Hands:
                 del self.foreign[place]
 
     async def _apply(self, manifest: Json, resource: Resource, observed: ObservedCluster) -> None:
-        """Apply an object. An existing one that is not ours is left alone, and noted in `foreign` for the condition."""
+        """Apply an object. An existing one that is not this resource's is left alone, and noted in `foreign` for the
+        condition: an apply would take over an object of another BatonCluster, with its pod.
+        """
         api_version, kind, name = manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
         place = (resource.namespace, kind, name)
         there = any(each["kind"] == kind and each["metadata"]["name"] == name for each in observed.objects)
         if not there:
             live = await self._client.get(api_version, kind, resource.namespace, name)
-            if live is not None and live["metadata"].get("labels", {}).get(LABEL_MANAGED) != FIELD_MANAGER:
+            if live is not None and not is_ours(live, resource.uid):
                 self.foreign[place] = {"apiVersion": api_version, "kind": kind, **live}
                 return
         self.foreign.pop(place, None)

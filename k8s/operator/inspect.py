@@ -12,7 +12,7 @@ from k8s.crd.names import API_VERSION, LABEL_CLUSTER, LABEL_PART, label_value
 from k8s.operator.client import ApiAway, ApiClient, ApiFailed
 from k8s.operator.kinds import OPTIONAL
 from k8s.operator.watched import WATCHED
-from k8s.plan import ObservedCluster
+from k8s.plan import ObservedCluster, external_sizes
 from k8s.plan.rights import RIGHTS
 
 
@@ -49,8 +49,18 @@ async def observed_now(
         part: tuple(each for each in pods if each["metadata"].get("labels", {}).get(LABEL_PART) == part)
         for part in ("instance", "router")
     }
+    named = [
+        each
+        for each in (await client.list(API_VERSION, "BatonPool", namespace)).get("items") or ()
+        if each.get("spec", {}).get("cluster") == name
+    ]
     now = time.time()  # noqa: TID251 - drains are marked in Unix time
-    observed = ObservedCluster(objects=tuple(objects), pods=by_part["instance"], routers=by_part["router"])
+    observed = ObservedCluster(
+        objects=tuple(objects),
+        pods=by_part["instance"],
+        routers=by_part["router"],
+        external=external_sizes(named),
+    )
     return live, observed, kinds, now
 
 

@@ -12,7 +12,8 @@ from k8s.operator.hands import Hands
 from k8s.operator.scaling import ScalingBoard
 from k8s.operator.secrets import Access
 from k8s.operator.watched import WatchedObjects
-from k8s.plan import ObservedCluster, deciding
+from k8s.plan import ObservedCluster, external_sizes
+from k8s.plan.observe import is_ours
 
 ATTAINMENT_S: Final = 30.0
 """Seconds between two changes of the attainment in a status."""
@@ -33,9 +34,9 @@ class ClusterObserver:
         """The cluster as the watches have it."""
         namespace, name = resource.namespace, resource.name
         objects = self._watched.children_of(resource)
-        objects += [each for (place, _, _), each in self._hands.foreign.items() if place == namespace]
-        decided = deciding(self._watched.pools_of(namespace, name))
-        external = {stem: int(each["spec"]["replicas"]) for stem, each in decided.items()}
+        foreign = [each for (place, _, _), each in self._hands.foreign.items() if place == namespace]
+        objects += [each for each in foreign if not is_ours(each, resource.uid)]
+        external = external_sizes(self._watched.pools_of(namespace, name))
         wanted = self._board.of(namespace, name)
         wanted.belong_to(resource.uid)
         for stem in external.keys() & wanted.sizes.keys():

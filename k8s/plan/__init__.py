@@ -4,7 +4,7 @@ from k8s.plan.observe import ObservedCluster
 from k8s.plan.plan import Desired, limits_of, look, missing_kinds, plan
 from k8s.plan.pods import Images
 from k8s.plan.readiness import Known
-from k8s.plan.status import deciding, misnamed, pool_status, status, stray_status
+from k8s.plan.status import deciding, external_sizes, misnamed, pool_status, status, stray_status
 from k8s.plan.values import (
     Action,
     Admit,
@@ -40,6 +40,7 @@ __all__ = [
     "Resume",
     "Unpark",
     "deciding",
+    "external_sizes",
     "limits_of",
     "look",
     "misnamed",

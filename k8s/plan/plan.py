@@ -35,11 +35,13 @@ from k8s.plan.values import (
     Drain,
     Generate,
     Move,
+    Park,
     PlanLimits,
     PlannedObject,
     Remove,
     Resume,
     Start,
+    Unpark,
     WantedModel,
     WantedPool,
 )
@@ -292,9 +294,11 @@ def _models(
     taken = ending | {name for kind, name in seen.live if kind == WORKLOAD}
     for model in seen.models:
         present = [each for each in seen.instances if each.model == model.key]
-        for move in moves(desired.resource.name, model, present, limits, now, taken):
+        moving = moves(desired.resource.name, model, present, limits, now, taken)
+        for move in moving:
             yield from _carried(desired, seen, move)
         yield from _current(desired, seen, model, present)
+        yield from _rescaled(seen, present, {move.name for move in moving})
 
 
 def _carried(desired: Desired, seen: Look, move: Move) -> Iterator[Action]:
@@ -332,6 +336,16 @@ def _current(desired: Desired, seen: Look, model: WantedModel, present: list[Pla
                 images=desired.images,
             )
             yield from _repaired(manifest, seen, _key(manifest))
+
+
+def _rescaled(seen: Look, present: Iterable[PlannedObject], moving: Collection[str]) -> Iterator[Park | Unpark]:
+    """Undo changes of a workload's replicas. No manifest has this field, because parking changes it."""
+    for each in present:
+        wanted = 0 if each.parked else 1
+        replicas = _workload_of(seen, each.name)["spec"].get("replicas", 1)
+        if replicas != wanted and not each.leaving and each.name not in moving:
+            because = f"its workload has {replicas} replicas, not {wanted}"
+            yield Park(each.name, because) if each.parked else Unpark(each.name, because)
 
 
 def _gone_models(seen: Look, limits: PlanLimits, now: float) -> Iterator[Action]:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from cluster.instance import Role
 from cluster.spec import flags
+from cluster.spec.plan import stems
 from cluster.spec.settings import Model, Pool
 from k8s.crd.names import (
     APPLIED,
@@ -177,11 +178,18 @@ def registry_url(resource: Resource, user: str) -> str:
     return f"redis://{user}@{service_name(f'{resource.name}-registry')}.{resource.namespace}.svc:6379"
 
 
+def literal(words: Iterable[str]) -> list[str]:
+    """Words of the user's for a container's `command`: there Kubernetes makes ``$`` of ``$$``, and the variable's value
+    of ``$(NAME)``.
+    """
+    return [each.replace("$", "$$") for each in words]
+
+
 def registry_words(resource: Resource, user: str) -> list[str]:
     """The flags of an agent or a router for the registry."""
     assert resource.spec is not None
     registry = resource.spec.registry
-    words = ["--registry", registry_url(resource, user), "--cluster", registry.cluster]
+    words = literal(["--registry", registry_url(resource, user), "--cluster", registry.cluster])
     if registry.url is None:
         return [*words, "--registry-password-file", f"{INTERNAL}/{user}-password"]
     if registry.password_file:
@@ -237,7 +245,7 @@ def _words(resource: Resource, model: Model, role: Role, pool: Pool, family: str
     assert resource.spec is not None
     settings = resource.kubernetes
     transfer = resource.spec.transfer
-    words = ["baton", "engine", model.name, "--role", role.value, "--name", "$(BATON_INSTANCE)"]
+    words = ["baton", "engine", *literal([model.name]), "--role", role.value, "--name", "$(BATON_INSTANCE)"]
     words += ["--engine", settings.engine.value] if settings.engine.value != "vllm" else []
     words += ["--host", "$(POD_IP)", "--port", str(ENGINE_PORT)]
     words += ["--side-channel-port", str(SIDE_CHANNEL_PORT), "--agent-host", "$(POD_IP)"]
@@ -246,18 +254,18 @@ def _words(resource: Resource, model: Model, role: Role, pool: Pool, family: str
     words += ["--weights", family, "--node", "$(NODE_NAME)", "--drain-s", f"{settings.drain_s:g}"]
     words += ["--linger-s", str(LINGER_S)]
     words += ["--start-timeout", f"{settings.start_s:g}", "--transfer", transfer.connector.value, "--json"]
-    words += ["--served-model-name", model.served_name] if model.served_name else []
+    words += ["--served-model-name", *literal([model.served_name])] if model.served_name else []
     words += ["--kv-lease", str(transfer.lease_s)] if transfer.lease_s else []
     words += ["--digests"] if transfer.digests else []
     words += [] if transfer.peers else ["--no-peers"]
-    words += flags.tier_words(resource.spec.kv) if settings.engine.value == "vllm" else []
+    words += literal(flags.tier_words(resource.spec.kv)) if settings.engine.value == "vllm" else []
     words += ["--flips"] if pool.flips else []
     for tenant in model.tenants:
-        words += ["--tenant", tenant]
+        words += ["--tenant", *literal([tenant])]
     for name, value in pool.env.items():
-        words += ["--env", f"{name}={value}"]
+        words += ["--env", *literal([f"{name}={value}"])]
     words += registry_words(resource, "baton-agent")
-    engine = [*flags.shape_flags(pool.shape), *flags.words(pool.engine_args)]
+    engine = literal([*flags.shape_flags(pool.shape), *flags.words(pool.engine_args)])
     return [*words, "--", *engine] if engine else words
 
 
@@ -350,9 +358,23 @@ def family_of(resource: Resource, model: Model, images: Images) -> str:
         name: {flag: value for flag, value in pool.engine_args.items() if _is_shared(flag)}
         for name, (_, pool) in model.pools.every().items()
     }
-    image = resource.kubernetes.image or images.engine
+    by_pool = _engine_images(resource, model, images)
+    image = by_pool if len({*by_pool.values()}) > 1 else next(iter(by_pool.values()))
     connector = resource.spec.transfer.connector.value
     return digest(json.dumps([model.name, image, connector, same], sort_keys=True))
+
+
+def _engine_images(resource: Resource, model: Model, images: Images) -> dict[str, str]:
+    """The engines' image in each pool of a model: a pool's patch may name another one."""
+    assert resource.spec is not None
+    found = {}
+    for stem, (its, _, _) in stems(resource.spec).items():
+        if its is model:
+            said = resource.kubernetes.pools.get(stem)
+            patch = ((said.pod_template if said else {}).get("spec") or {}).get("containers") or ()
+            named = (each.get("image") for each in patch if each["name"] == "engine")
+            found[stem] = str(next(named, None) or resource.kubernetes.image or images.engine)
+    return found
 
 
 def _is_shared(name: str) -> bool:

@@ -10,6 +10,7 @@ from cluster.instance import Role
 from cluster.spec.plan import stems
 from cluster.spec.problems import Problem, nearest, quoted
 from k8s.plan.children import selector
+from k8s.plan.deployed import no_router, stuck, unfinished
 from k8s.plan.fleet import counting
 from k8s.plan.observe import REPLICA_FAILURE, ObservedCluster, condition
 from k8s.plan.plan import Desired, Look, look
@@ -58,8 +59,8 @@ def status(
     seen = look(desired, observed)
     todo = tuple(actions)
     facts = [
-        _available(seen),
-        _progressing(seen, todo),
+        _available(seen, resource.uid),
+        _progressing(seen, todo, resource.uid),
         _degraded(seen, desired, observed, now),
         _scaling(seen, observed),
     ]
@@ -115,7 +116,9 @@ def _pool(model: WantedModel, pool: WantedPool, seen: Look) -> dict[str, Any]:
     }
 
 
-def _available(seen: Look) -> Fact:
+def _available(seen: Look, uid: str) -> Fact:
+    if because := no_router(seen, uid):
+        return Fact("Available", False, "NoRouter", because)
     for model in seen.models:
         for pool in model.pools:
             ready = counting(model, seen.instances, pool.stem)
@@ -125,13 +128,14 @@ def _available(seen: Look) -> Fact:
     return Fact("Available", True, "AtLeastMinimum", "every pool has its minimum")
 
 
-def _progressing(seen: Look, todo: tuple[Action, ...]) -> Fact:
+def _progressing(seen: Look, todo: tuple[Action, ...], uid: str) -> Fact:
     waiting = []
     for pool in _pools(seen):
         ours = _of(seen, pool)
         there = sum(each.serving and each.revision == pool.revision for each in ours)
         if there < pool.count or len(ours) > pool.count:
             waiting.append(f"{pool.stem}: {there} of {pool.count}")
+    waiting += unfinished(seen, uid)
     if waiting or todo:
         return Fact("Progressing", True, "Following", "; ".join(waiting) or todo[0].because)
     return Fact("Progressing", False, "AsWanted", "every instance is as the resource wants it")
@@ -156,9 +160,11 @@ def _degraded(seen: Look, desired: Desired, observed: ObservedCluster, now: floa
         )
     if refused := _pods_refused(seen):
         return Fact("Degraded", True, "PodsRefused", refused[:MESSAGE_MAX])
-    stuck = [each.name for each in seen.instances if each.unschedulable_since is not None and not each.leaving]
-    if stuck:
-        return Fact("Degraded", True, "NoGPUs", f"no node has room for {', '.join(stuck[:3])}")
+    homeless = [each.name for each in seen.instances if each.unschedulable_since is not None and not each.leaving]
+    if homeless:
+        return Fact("Degraded", True, "NoGPUs", f"no node has room for {', '.join(homeless[:3])}")
+    if down := stuck(seen, desired.resource.uid, now):
+        return Fact("Degraded", True, "PodsDown", f"{down}; look at its pods"[:MESSAGE_MAX])
     if slow := _slow(seen, desired, now):
         return Fact("Degraded", True, "SlowStart", slow)
     warnings = [each for each in desired.resource.problems if each.severity.value == "warning"]
@@ -266,6 +272,11 @@ def deciding(pools: Iterable[Json]) -> dict[str, Json]:
     living = (each for each in pools if not each["metadata"].get("deletionTimestamp"))
     oldest_last = sorted(living, key=lambda each: _age(each["metadata"]), reverse=True)
     return {str(each["spec"]["pool"]): each for each in oldest_last}
+
+
+def external_sizes(pools: Iterable[Json]) -> dict[str, int]:
+    """By pool, the size that its BatonPool wants."""
+    return {stem: int(each["spec"]["replicas"]) for stem, each in deciding(pools).items()}
 
 
 def _age(metadata: Json) -> tuple[str, str]:

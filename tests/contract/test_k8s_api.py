@@ -91,6 +91,19 @@ async def test_apply_owns_fields_conflicts_and_takes_away(api: tuple[ApiClient, 
     assert managers >= {"them"}
 
 
+async def test_an_apply_without_an_owner_takes_the_whole_entry_away(api: tuple[ApiClient, ApiServer | None]) -> None:
+    """The entry's own fields go with the key that tells it apart: an apply gives an object to another controller."""
+    client, _ = api
+    for name in ("owner-a", "owner-b"):
+        of = await client.apply({**CONFIG, "metadata": {"name": name, "namespace": NS}})
+        owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": of["metadata"]["uid"]}
+        metadata = {**CONFIG["metadata"], "ownerReferences": [{**owner, "controller": True}]}
+        after = await client.apply({**CONFIG, "metadata": metadata})
+        assert [each["name"] for each in after["metadata"]["ownerReferences"]] == [name]
+    for name in ("owner-a", "owner-b"):
+        await client.delete("v1", "ConfigMap", NS, name)
+
+
 async def cluster(client: ApiClient, **spec: Any) -> Any:
     made = {"apiVersion": "serving.baton.dev/v1alpha1", "kind": "BatonCluster"}
     return await client.create({**made, "metadata": {"name": "c", "namespace": NS}, "spec": spec})

@@ -233,6 +233,19 @@ async def test_a_hand_in_a_child_and_a_foreign_manager() -> None:
         assert service["metadata"]["labels"]["team"] == "x"
 
 
+@pytest.mark.parametrize("replicas", [0, 2])
+async def test_a_hand_in_the_replicas_of_a_workload_is_undone(replicas: int) -> None:
+    """``kubectl scale deployment chat-decode-0``: an instance has one pod, as two would announce one name."""
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(stage.settled)
+        await stage.client.merge("apps/v1", "Deployment", NS, "chat-decode-0", {"spec": {"replicas": replicas}})
+        await stage.until(lambda: stage.instances()["chat-decode-0"]["spec"]["replicas"] == 1)
+        await stage.until(stage.settled)
+        assert sorted(stage.instances()) == ["chat-decode-0", "chat-prefill-0"]
+
+
 async def test_an_object_that_is_not_ours_is_left_alone() -> None:
     async with staged() as stage:
         theirs = {
@@ -561,6 +574,25 @@ async def test_what_the_server_refuses_is_reported_and_the_rest_goes_on() -> Non
         await stage.change({"kubernetes": {"pools": None}})
         await stage.until(stage.settled)
         assert stage.condition("Degraded")["status"] == "False"
+
+
+async def test_a_webhook_that_does_not_answer_stops_no_other_object_and_is_told() -> None:
+    """A policy engine is down, and its `failurePolicy` is Fail: the API server answers 500 for one kind of objects."""
+    called = 'Internal error occurred: failed calling webhook "v.example": failed to call webhook: connection refused'
+
+    def refuse(_method: str, path: str) -> None:
+        if "/services" in path:
+            raise Refused(500, "InternalError", called)
+
+    async with staged() as stage:
+        stage.double.refuse = refuse
+        stage.operate()
+        await stage.make(spec())
+        await stage.until(lambda: stage.condition("Degraded").get("reason") == "Refused")
+        assert 'failed calling webhook "v.example"' in stage.condition("Degraded")["message"]
+        await stage.until(lambda: len(stage.nodes.serving()) == 2)
+        stage.double.refuse = None
+        await stage.until(stage.settled)
 
 
 async def test_pods_that_a_quota_refuses_are_told_and_an_old_one_gives_its_place() -> None:

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 from support.k8s_api import Kind, Refused
-from support.k8s_stage import MODE, NS, REAL_LIMIT_S, Stage, image, quicken, spec, staged
+from support.k8s_stage import IMAGES, MODE, NS, REAL_LIMIT_S, Stage, image, quicken, spec, staged
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
-from k8s.crd.names import API_VERSION, GROUP, LABEL_PART, LABEL_REVISION
+from k8s.crd import read_resource
+from k8s.crd.names import API_VERSION, GROUP, LABEL_CLUSTER, LABEL_PART, LABEL_REVISION
 from k8s.operator import controller
 from k8s.operator.client import ApiFailed
 from k8s.operator.election import Election
+from k8s.operator.inspect import observed_now
+from k8s.plan import Desired, limits_of, plan
 from k8s.plan.observe import INSTANCE
 from k8s.plan.rights import RIGHTS
 
@@ -291,6 +294,38 @@ async def test_a_foreign_workload_of_an_instances_name_is_left_alone() -> None:
         assert sorted(stage.instances()) == ["chat-decode-1", "chat-prefill-0"]
 
 
+async def test_two_clusters_whose_objects_would_have_one_name_take_nothing_from_each_other() -> None:
+    """The model `v2` of the cluster `chat`, and the cluster `chat-v2`. An apply would take the other's object over."""
+    async with staged() as stage:
+        stage.operate()
+        await stage.make(spec(), "chat-v2")
+        await stage.until(lambda: told(stage, "chat-v2", "Progressing") == ("False", "AsWanted"))
+        before = {name: each["metadata"]["uid"] for name, each in stage.instances().items()}
+        pools = spec()["models"][0]["pools"]
+        await stage.make({"models": [{"name": "m", "pools": pools}, {"name": "v2", "pools": pools}]})
+        await stage.until(lambda: stage.settled(2, 2))
+        assert sorted(stage.instances()) == [
+            "chat-m-decode-0",
+            "chat-m-prefill-0",
+            "chat-v2-decode-0",
+            "chat-v2-decode-1",
+            "chat-v2-prefill-0",
+            "chat-v2-prefill-1",
+        ]
+        kept = {name: each for name, each in stage.instances().items() if name in before}
+        assert {name: each["metadata"]["uid"] for name, each in kept.items()} == before
+        assert {each["metadata"]["labels"][LABEL_CLUSTER] for each in kept.values()} == {"chat-v2"}
+        assert stage.condition("Degraded")["message"].startswith("PodDisruptionBudget chat-v2-")
+        assert told(stage, "chat-v2", "Degraded") == ("False", "Healthy")
+        assert told(stage, "chat-v2", "Progressing") == ("False", "AsWanted")
+
+
+def told(stage: Stage, cluster: str, kind: str) -> tuple[str, str]:
+    """Status and reason of a cluster's condition."""
+    said = stage.cluster(cluster).get("status", {}).get("conditions", ())
+    return next(((each["status"], each["reason"]) for each in said if each["type"] == kind), ("", ""))
+
+
 async def test_a_pod_that_is_evicted_is_replaced_under_another_name() -> None:
     """A drained node evicts its pods. The old agent keeps its name in the registry while it ends its streams."""
     async with staged() as stage:
@@ -350,6 +385,19 @@ async def test_a_batonpool_that_names_nothing_says_so(cluster: str, name: str, s
             await stage.make(spec(), cluster)
             await stage.until(lambda: "it sizes decode" in told())
             await stage.until(lambda: stage.server.all("batonpools")[0]["status"].get("readyReplicas") == 3)
+
+
+async def test_diff_knows_the_sizes_that_batonpools_want() -> None:
+    """`decode` has no `max`: by the resource alone it has one instance, so `baton k8s diff` told of two drains."""
+    async with staged() as stage:
+        stage.operate()
+        await stage.make({"models": [{"name": "m", "pools": {"prefill": {}, "decode": {}}}]})
+        await pool(stage, "decode", 3)
+        await stage.until(lambda: stage.settled(1, 3))
+        live, observed, kinds, now = await observed_now(stage.client, NS, "chat")
+        assert live is not None
+        desired = Desired(resource=read_resource(live), images=IMAGES, kinds=kinds)
+        assert plan(desired, observed, limits_of(desired, observed), now) == ()
 
 
 async def test_of_two_batonpools_of_one_pool_the_older_decides_and_the_other_says_so() -> None:

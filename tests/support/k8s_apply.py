@@ -102,6 +102,12 @@ def merged(base: Any, given: Any, name: Any = None) -> Any:
     return copied(given)
 
 
+def entry_keys(path: Path) -> set[str]:
+    """The keys of the list entry that a leaf is a field of; empty: it is no field of an entry."""
+    inner = path[-2] if len(path) > 1 else None
+    return {part.partition("=")[0] for part in inner[1].split("|")} if isinstance(inner, tuple) else set()
+
+
 def removed(thing: Any, path: Path) -> None:
     """Remove one leaf, and the mappings and entries that become empty by that."""
     if not path:
@@ -113,8 +119,7 @@ def removed(thing: Any, path: Path) -> None:
             holder[:] = [each for each in holder if each is not entry(holder, last)]
     elif isinstance(holder, dict):
         holder.pop(last, None)
-        inner = path[-2] if len(path) > 1 else None
-        keys = {part.partition("=")[0] for part in inner[1].split("|")} if isinstance(inner, tuple) else set()
+        keys = entry_keys(path)
         only_key = bool(keys) and set(holder) <= keys
         if (not holder and len(path) > 2) or only_key:
             removed(thing, path[:-1])
@@ -138,7 +143,8 @@ def apply(live: Any, given: dict[str, Any], manager: str, owners: Owners, *, for
         paths.difference_update(clash)
     after = merged(live, given)
     others = set().union(*(paths for who, paths in owners.fields.items() if who != mine))
-    for path in sorted(owners.fields.get(mine, set()) - wanted.keys() - others, key=len, reverse=True):
+    gone = owners.fields.get(mine, set()) - wanted.keys() - others
+    for path in sorted(gone, key=lambda each: (-len(each), each[-1] in entry_keys(each))):  # an entry's keys go last
         if not any(kept[: len(path)] == path for kept in wanted):
             removed(after, path)
     owners.fields[mine] = set(wanted)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from support.k8s_objects import desired, settled
 
 from baton.k8s_scaling import Controllers, _mark, _plan, _Running
 from cluster.errors import UsageError
-from k8s.operator.scaling import ClusterSeen, ControllerWanted, ScalingBoard
+from k8s.operator import scaling
+from k8s.operator.scaling import ClusterSeen, ControllerWanted, RegistryPlace, ScalingBoard
 from k8s.operator.secrets import Access
 from k8s.plan import Desired, ObservedCluster, deciding, look
 
@@ -133,6 +136,17 @@ async def test_a_full_disk_ends_no_controller_and_is_told() -> None:
     controllers._begun = full  # type: ignore[method-assign, assignment]
     await controllers._keep(("ns", "chat"), seen(settled(of), of), of.resource.spec)
     assert controllers._board.of("ns", "chat").advice == "[Errno 28] No space left on device"
+
+
+def test_each_cluster_of_all_namespaces_has_files_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator of all namespaces: one cluster's password, log and orders were another's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    clusters = {("team", "a-chat"): "secret-1", ("team-a", "chat"): "secret-2"}
+    for key, password in clusters.items():
+        place = RegistryPlace(url="redis://r:6379", cluster="default", password=password)
+        monkeypatch.setattr(scaling, "registry_place", AsyncMock(return_value=place))
+        asyncio.run(no_clusters()._registry(key, seen(settled(desired()))))
+    assert sorted(each.read_text() for each in tmp_path.rglob("password")) == ["secret-1", "secret-2"]
 
 
 def test_sizes_belong_to_one_resource_and_not_to_its_name() -> None:

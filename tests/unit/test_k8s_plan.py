@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import json
 import random
 import re
@@ -23,7 +24,15 @@ from cluster.spec import parse
 from cluster.spec.example import EXAMPLE
 from cluster.spec.flags import NUMBERS, SAME_ANSWERS, SAME_ON_BOTH_SIDES
 from k8s.crd import read_resource
-from k8s.crd.names import CONDITIONS, FIELD_MANAGER, LABEL_DRAINING, LABEL_FAMILY, LABEL_MANAGED, LABEL_REVISION
+from k8s.crd.names import (
+    CONDITIONS,
+    FIELD_MANAGER,
+    LABEL_DRAINING,
+    LABEL_FAMILY,
+    LABEL_MANAGED,
+    LABEL_PARKED,
+    LABEL_REVISION,
+)
 from k8s.plan import (
     Apply,
     Delete,
@@ -31,8 +40,10 @@ from k8s.plan import (
     Desired,
     Drain,
     ObservedCluster,
+    Park,
     PlanLimits,
     Resume,
+    Unpark,
     limits_of,
     look,
     plan,
@@ -204,6 +215,26 @@ def test_a_new_image_is_a_new_family_of_both_roles() -> None:
     assert after.resource.spec is not None
 
 
+def with_images(image: str, **by_pool: str) -> set[Any]:
+    """The families of a cluster whose pools' patches name images."""
+    patches = {
+        name: {"pod_template": {"spec": {"containers": [{"name": "engine", "image": each}]}}}
+        for name, each in by_pool.items()
+    }
+    made = manifests({**SMALL, "kubernetes": {"image": image, "pools": patches}}).values()
+    return {each["metadata"]["labels"].get(LABEL_FAMILY) for each in made} - {None}
+
+
+def test_the_image_in_a_pools_patch_belongs_to_the_family() -> None:
+    """As another `kubernetes.image`: old and new engines would hand over to each other while it rolls out."""
+    pinned = with_images("engine:1", prefill="engine:2", decode="engine:2-arm")
+    assert len(pinned) == 1, "one family, whatever the images are: the pools are made for each other"
+    assert pinned != with_images("engine:1", prefill="engine:3", decode="engine:3-arm")
+    assert pinned != with_images("engine:1", prefill="engine:2", decode="engine:3-arm")
+    assert pinned == with_images("engine:9", prefill="engine:2", decode="engine:2-arm"), "no engine has the default"
+    assert with_images("engine:2") == with_images("engine:1", prefill="engine:2", decode="engine:2")
+
+
 def test_an_extra_pools_engine_belongs_to_the_family_as_well() -> None:
     """Instances whose KV caches differ in format cannot hand over, whatever their pools are called."""
     families = []
@@ -363,6 +394,20 @@ def test_a_manual_change_of_a_child_is_undone_and_fields_that_others_add_stay() 
     assert action.because == "it is not as it was applied"
 
 
+def test_an_instance_has_one_pod_or_none_while_it_is_parked() -> None:
+    wanted = desired()
+    there = settled(wanted)
+    decode = next(each for each in there.objects if each["metadata"]["name"] == "chat-decode-0")
+    decode["spec"]["replicas"] = 2
+    assert plan(wanted, there, PlanLimits(), 1.0) == (Unpark("chat-decode-0", "its workload has 2 replicas, not 1"),)
+    decode["metadata"]["labels"][LABEL_PARKED] = "true"
+    waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "lastTransitionTime": STARTED}
+    pods = [{**each, "spec": {}, "status": {"conditions": [waiting]}} for each in there.pods]
+    parked = dataclasses.replace(there, pods=tuple(each for each in pods if "prefill" in each["metadata"]["name"]))
+    todo = plan(wanted, parked, PlanLimits(), STARTED_AT + 1.0)
+    assert todo == (Park("chat-decode-0", "its workload has 2 replicas, not 0"),)
+
+
 def test_an_object_that_is_not_wanted_any_more_is_deleted() -> None:
     with_monitor = desired({**SMALL, "kubernetes": {"pod_monitor": True}})
     there = settled(with_monitor)
@@ -419,6 +464,24 @@ def test_the_words_of_commands_are_flags_that_exist() -> None:
         importlib.import_module(f"baton.commands.{words}").add_arguments(parser)
         told = parser.parse_args([re.sub(r"\$\(POD_IP\)", "10.0.0.1", word) for word in command[2:]])
         assert told.registry.startswith("redis://baton-")
+
+
+def test_dollars_reach_engines_as_they_stand_in_the_resource() -> None:
+    """Kubernetes expands ``$(NAME)`` and ``$$`` in a container's command (`expand` of third_party/forked/golang)."""
+    env = {"A": "a$$b", "B": "$(POD_IP)", "C": "$$(POD_IP) $x $", "D": "$(NONE)"}
+    pool = {"env": env, "engine_args": {"override-generation-config": '{"stop": "$$"}'}}
+    made = manifests({"models": [{"name": "m", "pools": {"both": pool}}]})
+    (container,) = made["Deployment", "chat-both-0"]["spec"]["template"]["spec"]["containers"]
+    known = {"POD_IP": "10.0.0.1", "NODE_NAME": "n", "BATON_INSTANCE": "chat-both-0"}
+
+    def expanded(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else known.get(found[1], found[0])
+
+    words = [re.sub(r"\$\$|\$\((\w+)\)", expanded, word) for word in container["command"]]
+    given = [after for flag, after in itertools.pairwise(words) if flag == "--env"]
+    assert given == [f"{name}={value}" for name, value in env.items()]
+    assert words[-1].endswith('{"stop": "$$"}')
+    assert words[words.index("--host") + 1] == "10.0.0.1"
 
 
 def test_a_patch_reaches_the_pod_and_the_gpu_label_is_not_read_back_from_it() -> None:
@@ -736,3 +799,63 @@ def test_refused_pods_count_as_unschedulable() -> None:
     assert found.unschedulable_since == STARTED_AT
     fact = conditions(status(wanted, observed, (), 0.0, {}))["Degraded"]
     assert (fact["reason"], fact["message"]) == ("PodsRefused", "chat-decode-0: exceeded quota")
+
+
+def reported(name: str, **said: Any) -> ObservedCluster:
+    """The settled cluster, with what the Deployment controller reports of one Deployment."""
+    there = settled(desired())
+    found: Any = next(
+        each for each in there.objects if (each["kind"], each["metadata"]["name"]) == ("Deployment", name)
+    )
+    found["metadata"]["generation"] = 2
+    found["status"] = {"observedGeneration": 2, **said}
+    return there
+
+
+def deployed(progressing: str, available: str = "True", **said: Any) -> dict[str, Any]:
+    """The status of a Deployment with two conditions: `progressing` is the reason of the first."""
+    kinds = {"Progressing": "False" if progressing == "ProgressDeadlineExceeded" else "True", "Available": available}
+    each = {"reason": progressing, "message": "has timed out progressing.", "lastTransitionTime": STARTED}
+    return {**said, "conditions": [{"type": kind, "status": value, **each} for kind, value in kinds.items()]}
+
+
+WHOLE = {"replicas": 2, "updatedReplicas": 2, "availableReplicas": 2}
+
+
+def told(there: ObservedCluster, after_s: float = 1000.0) -> dict[str, Any]:
+    return conditions(status(desired(), there, (), STARTED_AT + after_s, {}))
+
+
+def test_a_rollout_of_routers_is_under_way_until_the_last_old_one_is_gone() -> None:
+    """``kubectl wait --for=condition=Progressing=false`` after a new `router_image` returned at once."""
+    done = told(reported("chat-router", **WHOLE))
+    assert (done["Progressing"]["status"], done["Degraded"]["status"]) == ("False", "False")
+    for said in ({"updatedReplicas": 1}, {"replicas": 3}, {"availableReplicas": 1}, {"observedGeneration": 1}):
+        fact = told(reported("chat-router", **{**WHOLE, **said}))["Progressing"]
+        assert fact["status"] == "True", said
+        assert fact["message"].startswith("chat-router: ")
+    fact = told(reported("chat-router", **{**WHOLE, "updatedReplicas": 1}))["Progressing"]
+    assert fact["message"] == "chat-router: 1 of 2 pods are new, 2 serve"
+
+
+@pytest.mark.parametrize("name", ["chat-router", "chat-registry", "chat-decode-0"])
+def test_pods_that_do_not_come_up_are_reported(name: str) -> None:
+    """An image that cannot be pulled: the status said that nothing is wrong."""
+    fact = told(reported(name, **deployed("ProgressDeadlineExceeded")))["Degraded"]
+    assert (fact["status"], fact["reason"]) == ("True", "PodsDown")
+    assert fact["message"] == f"{name}: has timed out progressing.; look at its pods"
+
+
+def test_routers_that_are_lost_are_reported_and_one_that_a_node_gives_up_is_not() -> None:
+    lost = reported("chat-router", **deployed("NewReplicaSetAvailable", "False", **{**WHOLE, "availableReplicas": 1}))
+    assert told(lost, 60.0)["Degraded"]["status"] == "False"
+    fact = told(lost, 121.0)["Degraded"]
+    assert (fact["reason"], fact["message"]) == ("PodsDown", "chat-router: 1 of 2 pods serve; look at its pods")
+    starts = reported("chat-router", **deployed("ReplicaSetUpdated", "False", replicas=2, updatedReplicas=2))
+    assert told(starts)["Degraded"]["status"] == "False", "its first start has the time of `start_s`"
+
+
+def test_without_a_router_nothing_is_available() -> None:
+    assert told(reported("chat-router", **WHOLE))["Available"]["status"] == "True"
+    fact = told(reported("chat-router", replicas=2, updatedReplicas=2))["Available"]
+    assert (fact["status"], fact["reason"], fact["message"]) == ("False", "NoRouter", "chat-router: no router serves")
