@@ -564,6 +564,16 @@ async def test_with_keys_an_agent_yields_to_a_proven_later_epoch_only(redis_worl
     assert await other.claim(beat("charlie", epoch=8, sent_at=1000.0)) == Claimed()
 
 
+async def test_with_keys_a_later_epoch_of_its_own_takes_no_name_back(redis_world) -> None:
+    """A program that was cut off draws an epoch above that of the next owner, whose name it is now."""
+    cut_off, owner = agents(redis_world), agents(redis_world)
+    await cut_off.claim(beat("alfa", epoch=5, sent_at=1000.0))
+    await cut_off._redis.delete(f"baton:{redis_world.cluster}:instance:lock:prefill-0")  # its ttl is over
+    assert await owner.claim(beat("bravo", epoch=6, sent_at=1000.0)) == Claimed()
+    assert isinstance(await cut_off.beat(beat("alfa", epoch=7, sent_at=1000.0)), NameRefused)
+    assert await owner.beat(beat("bravo", epoch=6, seq=1, sent_at=1000.0)) == Beaten()
+
+
 async def test_readers_with_the_fleets_keys_go_by_proofs_and_not_by_locks(redis_world) -> None:
     agent, strict = agents(redis_world), FleetProofs(lambda: (FLEET,), lambda: 1000.0)
     reader, careless = redis_world.open(proofs=strict), redis_world.open()
