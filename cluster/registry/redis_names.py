@@ -67,7 +67,7 @@ class HeldNames:
         member = (beat.kind, str(beat.id), beat.agent)
         if member in self._left:
             return said_goodbye(beat)
-        async with self._link.asking():
+        async with self._link.asking(writes=True):
             had_it = member in self._mine
             if not had_it:
                 owner = await self._ask_for_name(member)

@@ -9,6 +9,7 @@ meaning.
              await registry.post(author, items)               items for other members; lost a ttl after the last `keep`
              await registry.leave(name, agent)                last of all
     router:  changes = membership.fold(await registry.read(), now, wall)      or, on RegistryDown, membership.deaf()
+             membership.deaf()                                before a fold, unless the registry `takes_writes`
              await registry.wait_changed(0.5)
              await registry.send_note(note)                   to the other routers; they take it with `next_note`
 
@@ -79,6 +80,14 @@ class Registry(Protocol):
     def all_proven(self) -> bool:
         """Whether every heartbeat that is read has a proven sender. False: any holder of the registry's password may
         have written it.
+        """
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether the last heartbeat or epoch that this program asked for could be written, or it has asked for none.
+
+        False: other programs' heartbeats may not be written either, so no member's silence says anything. A Redis that
+        is a replica, lacks replicas, or whose disk is full, answers readers all the same.
         """
 
     async def claim(self, beat: Heartbeat) -> Claimed | NameRefused:

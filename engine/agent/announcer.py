@@ -140,6 +140,8 @@ class Announcer:
         except RegistryDown:
             self.routers.deaf()  # the heartbeat reports the outage
             return
+        if not self._registry.takes_writes:
+            self.routers.deaf()  # routers cannot announce themselves either
         self.routers.fold(beats, now)
         self._heard(list(self.routers.snapshot())[:ROUTERS_MAX])
 

@@ -355,6 +355,26 @@ async def test_a_registry_that_is_lost_makes_everything_unknown_not_zero() -> No
     assert machine.looks[-1].routers == ()
 
 
+async def test_a_registry_that_takes_no_heartbeats_loses_no_instance() -> None:
+    """Redis answers readers while it is a replica, or its disk is full: every heartbeat in it expires."""
+    rig = Rig()
+    machine = Scripted(lambda _: {})
+    scaler = rig.scaler(machine)
+    await rig.actuator.start(Start(instance=InstanceId("decode-0"), pool="decode"))
+    await rig.registry.beat(instance("decode-0", Role.DECODE, MemberState.READY))
+    rig.registry.full = True
+    for _ in range(20):
+        await scaler.lease.turn()
+        await scaler.look()
+        rig.clock.now += 1.0
+    assert await rig.registry.read() == () and not scaler.lease.held
+    rig.registry.full = False
+    await scaler.lease.turn()
+    await scaler.look()
+    (seen,) = machine.looks[-1].instances or ()
+    assert (seen.phase, machine.looks[-1].leads) == ("ready", True), "its agent has not announced it again yet"
+
+
 async def test_a_router_without_counters_counts_as_silent() -> None:
     rig = Rig()
     machine = Scripted(lambda _: {})

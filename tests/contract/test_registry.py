@@ -143,6 +143,7 @@ async def make_world(request, servers) -> AsyncIterator[Any]:
 
 world = pytest.fixture(params=["memory", "stand-in", "redis-server"], name="world")(make_world)
 redis_world = pytest.fixture(params=["stand-in", "redis-server"], name="redis_world")(make_world)
+real_redis = pytest.fixture(params=["redis-server"], name="real_redis")(make_world)
 
 
 async def expect_soon(attempt: Callable[[], Awaitable[bool]], world: World) -> None:
@@ -785,6 +786,43 @@ async def test_tls_with_the_right_and_the_wrong_authority(redis_world, certifica
         with pytest.raises(RegistryDown, match="certificate"):
             await strict.read()
         await trusting.close()
+
+
+async def test_a_redis_that_refuses_writes_answers_readers(real_redis) -> None:
+    agent, reader = real_redis.open(), real_redis.open()
+    await agent.claim(beat("alfa"))
+    await reader._redis.config_set("min-replicas-to-write", 1)
+    try:
+        for call in (agent.beat(beat("alfa", seq=1)), agent.next_epoch("prefill-0")):
+            with pytest.raises(RegistryDown, match="replicas"):
+                await call
+            assert await agent.read() == (beat("alfa"),) and not agent.takes_writes
+    finally:
+        await reader._redis.config_set("min-replicas-to-write", 0)
+    assert await agent.beat(beat("alfa", seq=1)) == Beaten()
+    assert agent.takes_writes and reader.takes_writes
+
+
+async def test_a_connection_to_a_former_primary_is_not_used_again() -> None:
+    """After a failover the registry's name leads to another server; a replica keeps the connections that it had."""
+    answers = iter([b"-READONLY You can't write against a read only replica.\r\n", b":1\r\n"])
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answer = next(answers)
+        with contextlib.closing(writer):
+            while head := await reader.readline():
+                for _ in range(2 * int(head[1:])):
+                    await reader.readline()
+                writer.write(answer)
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        host, port = server.sockets[0].getsockname()
+        agent = RedisRegistry.open(f"redis://{host}:{port}", timeout_s=SOON_S)
+        author = Author("prefill-0", "alfa", 1)
+        with pytest.raises(RegistryDown, match="read only replica"):
+            await agent.keep(author)
+        assert await agent.keep(author)
+        await agent.close()
 
 
 # --- flags -----------------------------------------------------------------------------------------------------------
