@@ -153,8 +153,8 @@ class HeldNames:
         proves = proof or not proofs.prove(self._cluster, beat, b"{}")
         genuine = proves and not proofs.fault(self._cluster, holder, body, proof)
         # A claim draws an epoch above all before. So a later owner has a higher epoch than this agent had when it last
-        # had the name, and a copy of an earlier life's heartbeat has a lower one. `beat.epoch` may be above both: it may
-        # have been drawn since.
+        # had the name, and a copy of an earlier life's heartbeat has a lower one. `beat.epoch` does not tell: it may be
+        # drawn since.
         had = self._mine.get((beat.kind, str(beat.id), beat.agent))
         return holder if genuine and (had is None or holder.epoch > had.epoch) else None
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import BEAT_EVERY_S, Member, Membership
-from cluster.registry.registry import Author, Registry, RegistryDown
+from cluster.registry.registry import Author, Registry, RegistryDown, fold_members
 from engine.agent.meetings import (
     Acquainted,
     EngineEndpoint,
@@ -154,7 +154,7 @@ class Transfers:
         """
         self._identity = self._identities().of_rank(self.me)
         ours = await self._our_engine()
-        self._members.fold(await self._registry.read(), now)
+        await fold_members(self._registry, self._members, now)
         snapshot = tuple(self._members.snapshot())
         models = tuple(self._models())
         met = peers(snapshot, self.me, self._role(), models, shares=self.shares)

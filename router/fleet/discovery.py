@@ -33,7 +33,7 @@ from cluster.registry.membership import (
     encode,
 )
 from cluster.registry.proofs import PROOF_BYTES_MAX
-from cluster.registry.registry import Registry, RegistryDown
+from cluster.registry.registry import Registry, RegistryDown, fold_members
 from router.core.values import Reported
 from router.fleet.quarantine import Quarantine, Word
 
@@ -192,10 +192,8 @@ class Discovery:
         if now - self._controllers_at < CONTROLLER_EVERY_S:
             return
         self._controllers_at = now
-        try:
-            self._controllers.fold(await self._registry.read(MemberKind.CONTROLLER), now)
-        except RegistryDown:
-            self._controllers.deaf()
+        with contextlib.suppress(RegistryDown):
+            await fold_members(self._registry, self._controllers, now, MemberKind.CONTROLLER)
         self.controller = next((member.beat for member in self._controllers.snapshot()), None)
 
     def _hear_quarantine(self, routers: Iterable[Heartbeat]) -> None:

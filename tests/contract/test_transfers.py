@@ -241,10 +241,30 @@ async def test_no_peer_is_forgotten_while_the_registry_is_away(fleet) -> None:
             await d.transfers.look(fleet.now)
     assert set(d.door.known) == {"p0#1"}
     fleet.registry.down = False
-    fleet.registry.forget()  # it comes back empty
+    fleet.registry.forget()  # it comes back empty, and p0's next heartbeat is not due yet
+    fleet.now += 0.1
+    await d.transfers.look(fleet.now)
     await fleet.settle()
     assert set(d.door.known) == {"p0#1"} and set(p.door.known) == {"d0#1"}
+    assert d.transfers.counts["forgotten"] == 0
     assert (await fleet.registry.posted([Author("p0", p.agent, 1)], "d0"))[0] is not None
+
+
+async def test_no_peer_is_forgotten_while_the_registry_takes_no_heartbeats(fleet) -> None:
+    """Redis answers readers while it is a replica, or its disk is full: every heartbeat in it expires."""
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    await fleet.settle()
+    fleet.registry.full = True
+    for _ in range(20):
+        fleet.now += 1.0
+        for site in (p, d):
+            with pytest.raises(RegistryDown):
+                await site.beat()
+        with contextlib.suppress(RegistryDown):  # what it has posted is to be posted again
+            await d.transfers.look(fleet.now)
+    fleet.registry.full = False
+    await fleet.settle()
+    assert set(d.door.known) == {"p0#1"} and d.transfers.counts["forgotten"] == 0
 
 
 @pytest.mark.parametrize("call", range(12))
