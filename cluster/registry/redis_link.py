@@ -16,14 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AuthenticationError,
-    InvalidResponse,
-    MasterDownError,
-    NoPermissionError,
-    ReadOnlyError,
-    RedisError,
-)
+from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -143,13 +136,13 @@ class RedisLink:
                 # cancellation was lost; perhaps the library's clean-up raised in its place. This is right in any case.
                 raise asyncio.CancelledError from None
             self.takes_writes = self.takes_writes and not writes
-            if isinstance(error, ReadOnlyError | MasterDownError):
+            if isinstance(error, ResponseError):
                 await self._hang_up()
             self._down(error)
 
     async def _hang_up(self) -> None:
-        """Close idle connections: they lead to a replica. After a failover the registry's name leads to another server,
-        and the former primary may keep its connections open.
+        """Close idle connections: the server refuses to work. After a failover the registry's name leads to another
+        server, and the former primary may keep its connections open.
         """
         with contextlib.suppress(RedisError, OSError):
             await self.client.connection_pool.disconnect(inuse_connections=False)
