@@ -250,6 +250,25 @@ async def test_no_peer_is_forgotten_while_the_registry_is_away(fleet) -> None:
     assert (await fleet.registry.posted([Author("p0", p.agent, 1)], "d0"))[0] is not None
 
 
+@pytest.mark.parametrize("order", ["pd", "dp"])
+async def test_a_registry_that_lost_its_data_stops_no_hand_over(fleet, order: str) -> None:
+    """Posts are gone, and agents write them again: the engines know each other all the time."""
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    await fleet.settle()
+    assert d.transfers.acquainted.shuns == ()
+    fleet.registry.forget()
+    for _ in range(4):
+        fleet.now += 1.0
+        for site in (p, d) if order == "pd" else (d, p):
+            await site.beat()
+            await site.transfers.look(fleet.now)
+            assert d.transfers.acquainted.shuns == ()
+    late = await fleet.join("d1", Role.DECODE)
+    await fleet.settle()
+    assert set(late.door.known) == {"p0#1"} and set(p.door.known) == {"d0#1", "d1#1"}
+    assert not any(each.transfers.counts["not_opened"] for each in (p, d, late))
+
+
 async def test_no_peer_is_forgotten_while_the_registry_takes_no_heartbeats(fleet) -> None:
     """Redis answers readers while it is a replica, or its disk is full: every heartbeat in it expires."""
     p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
