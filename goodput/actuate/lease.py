@@ -52,8 +52,7 @@ class LeaderClaim:
         self.url = url
         self.epoch = 0
         """The epoch of the last claim, its own or refused; 0: none yet."""
-        self.holder = ""
-        """The other controller that leads, in words; empty: none is known."""
+        self._holder = ""
         self._clock: Final = clock
         self._said: Final = said
         self._agent: Final = secrets.token_hex(8)
@@ -67,6 +66,12 @@ class LeaderClaim:
     def held(self) -> bool:
         """Whether this controller may begin an action now."""
         return self._since <= self._clock() < self._until
+
+    @property
+    def holder(self) -> str:
+        """The other controller that leads, or may still act, in words; empty: none is known."""
+        waits = self._clock() < self._since
+        return self._holder or ("the one before, for some seconds: it has said no goodbye" if waits else "")
 
     async def keep(self) -> None:
         """Claim the name and keep it, until cancelled."""
@@ -83,12 +88,12 @@ class LeaderClaim:
                 self.epoch = await self.registry.next_epoch(CONTROLLER, self.epoch)
             answer = await self.registry.beat(self._beat())  # takes a free name, as `claim` does
         except RegistryDown as down:
-            self.holder = ""
+            self._holder = ""
             if led and self._clock() >= self._until:
                 logger.warning("%s; this controller does not act until it is heard again", down)
             return
         if isinstance(answer, NameRefused):
-            self._until, self.holder = -1.0, answer.because
+            self._until, self._holder = -1.0, answer.because
             self._rival = answer.because
             if led:
                 logger.warning("another controller leads now: %s", answer.because)
@@ -97,7 +102,7 @@ class LeaderClaim:
             wait_s = 0.0 if await self._is_gone(self._rival) else self.registry.ttl_s
             self._since, self._rival = asked + wait_s, ""
             logger.info("this controller leads, epoch %d%s", self.epoch, f", in {wait_s:g} s" if wait_s else "")
-        self._until, self.holder = asked + self.registry.ttl_s - MARGIN_S, ""
+        self._until, self._holder = asked + self.registry.ttl_s - MARGIN_S, ""
 
     async def _is_gone(self, rival: str) -> bool:
         """Whether there was no other leader, or it has said goodbye."""
