@@ -10,7 +10,8 @@ what it reads by the rules below, on its own clock, so that readers need no agre
   pair is *stale* and ignored. An agent that takes over a freed name must bring an epoch above all seen under it.
 - **The reader's clock decides.** A member expires when the reader has heard no *new* heartbeat for a ttl. The agent's
   own clock is only reported: a clock that is an hour off changes no decision and is reported once, in words.
-- **Deaf is not dead.** While the registry cannot be read, no member expires; after that every member gets one full ttl.
+- **Deaf is not dead.** While the registry cannot be read, or takes no heartbeats, no member expires; after that every
+  member gets one full ttl.
 
 This module does not know where heartbeats are kept, and trusts none of them: the codec is total and bounded.
 """
@@ -410,7 +411,9 @@ class Membership:
         return tuple(changes)
 
     def deaf(self) -> None:
-        """Note that the registry could not be read. No member expires until the next `fold`."""
+        """Note that the registry could not be read, or takes no heartbeats. No member expires until the next `fold`;
+        from there each has a full ttl.
+        """
         self._deaf = True
 
     def snapshot(self) -> Snapshot:

@@ -40,7 +40,8 @@ class _Stored:
 class MemoryRegistry:
     """See `Registry`. Epochs count from 1.
 
-    `down` makes every call fail as if the registry could not be reached; `forget` acts as a restart without its data.
+    `down` makes every call fail as if the registry could not be reached, `full` every call that writes; `forget` acts
+    as a restart without its data.
     """
 
     def __init__(self, clock: Callable[[], float], ttl_s: float = TTL_S, proofs: Proofs | None = None) -> None:
@@ -53,7 +54,8 @@ class MemoryRegistry:
                 is written, and judge every heartbeat that is read.
         """
         self.ttl_s = ttl_s
-        self.down = False
+        self.down = self.full = False
+        self._takes_writes = True
         self._hearing = Hearing(DEFAULT_CLUSTER, proofs, logger.warning)
         self._clock = clock
         self._owners: dict[tuple[MemberKind, str], _Stored] = {}
@@ -73,7 +75,7 @@ class MemoryRegistry:
         return self._put(beat) or Beaten()
 
     async def leave(self, name: str, agent: str, kind: MemberKind = MemberKind.INSTANCE) -> bool:
-        now = self._reach()
+        now = self._reach(writes=True)
         self._left.add((kind, name, agent))
         owner = self._owners.get((kind, name))
         if owner is None or owner.beat.agent != agent:
@@ -85,7 +87,7 @@ class MemoryRegistry:
         return True
 
     async def next_epoch(self, name: str, above: int = 0) -> int:
-        self._reach()
+        self._reach(writes=True)
         self._epochs[name] = next_epoch(self._epochs.get(name), above, 0.0)
         return self._epochs[name]
 
@@ -100,6 +102,10 @@ class MemoryRegistry:
         return tuple(beat for beat in heard if beat is not None)
 
     @property
+    def takes_writes(self) -> bool:
+        return self._takes_writes
+
+    @property
     def all_proven(self) -> bool:
         return self._hearing.all_proven
 
@@ -108,7 +114,7 @@ class MemoryRegistry:
 
     async def post(self, author: Author, items: Mapping[str, bytes]) -> None:
         check_items(items)
-        self._posted[author] = dict(items), self._reach() + self.ttl_s
+        self._posted[author] = dict(items), self._reach(writes=True) + self.ttl_s
 
     async def keep(self, author: Author) -> bool:
         now = self._reach()
@@ -185,7 +191,7 @@ class MemoryRegistry:
         return proven(beat, self._hearing.cluster, self._hearing.proofs)
 
     def _put(self, beat: Heartbeat) -> NameRefused | None:
-        now = self._reach()
+        now = self._reach(writes=True)
         payload = self._written(beat)
         kept, fault = decode(parted(payload)[0])  # as every reader of the real registry would read it
         assert kept is not None, fault
@@ -199,10 +205,12 @@ class MemoryRegistry:
             self._nudge()
         return None
 
-    def _reach(self) -> float:
+    def _reach(self, *, writes: bool = False) -> float:
         """The current time, after entries past their ttl are removed."""
-        if self.down:
-            raise RegistryDown("the registry in memory is down")
+        refused = self.down or (writes and self.full)
+        self._takes_writes = not refused if writes else self._takes_writes
+        if refused:
+            raise RegistryDown(f"the registry in memory is {'down' if self.down else 'full'}")
         now = self._clock()
         self._owners = {key: kept for key, kept in self._owners.items() if kept.until > now}
         self._goodbyes = {key: kept for key, kept in self._goodbyes.items() if kept.until > now}

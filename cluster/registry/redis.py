@@ -100,6 +100,10 @@ class RedisRegistry:
     def __repr__(self) -> str:
         return f"RedisRegistry({self._link.place}, {self._keys.prefix!r})"
 
+    @property
+    def takes_writes(self) -> bool:
+        return self._link.takes_writes
+
     # --- agents ------------------------------------------------------------------------------------------------------
 
     async def claim(self, beat: Heartbeat) -> Claimed | NameRefused:
@@ -112,7 +116,7 @@ class RedisRegistry:
         return await self._names.leave((kind, name, agent))
 
     async def next_epoch(self, name: str, above: int = 0) -> int:
-        async with self._link.asking():
+        async with self._link.asking(writes=True):
             for _ in range(RACES_MAX):
                 with contextlib.suppress(WatchError):
                     return await self._draw_epoch(self._keys.epoch(name), above)

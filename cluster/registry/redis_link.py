@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError
+from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -110,6 +110,8 @@ class RedisLink:
         self.place: Final = place
         self._timeout_s: Final = timeout_s
         self.client: Final = _connect(place, timeout_s)
+        self.takes_writes = True
+        """See `Registry.takes_writes`."""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -117,12 +119,13 @@ class RedisLink:
             await self.client.aclose(close_connection_pool=True)
 
     @contextlib.asynccontextmanager
-    async def asking(self) -> AsyncIterator[None]:
-        """Wrap a call: a time limit, and one kind of failure (`RegistryDown`)."""
+    async def asking(self, *, writes: bool = False) -> AsyncIterator[None]:
+        """Wrap a call: a time limit, and one kind of failure (`RegistryDown`). `writes`: it tells `takes_writes`."""
         before = cancelled()
         try:
             async with asyncio.timeout(self._timeout_s):
                 yield
+            self.takes_writes = self.takes_writes or writes
         except (
             RedisError,
             OSError,
@@ -132,7 +135,17 @@ class RedisLink:
                 # Seen live: a reader was cancelled twice, read on, and kept its router alive. We do not know where the
                 # cancellation was lost; perhaps the library's clean-up raised in its place. This is right in any case.
                 raise asyncio.CancelledError from None
+            self.takes_writes = self.takes_writes and not writes
+            if isinstance(error, ResponseError):
+                await self._hang_up()
             self._down(error)
+
+    async def _hang_up(self) -> None:
+        """Close idle connections: the server refuses to work. After a failover the registry's name leads to another
+        server, and the former primary may keep its connections open.
+        """
+        with contextlib.suppress(RedisError, OSError):
+            await self.client.connection_pool.disconnect(inuse_connections=False)
 
     def _down(self, error: Exception) -> NoReturn:
         said = self.place.redact(str(error))

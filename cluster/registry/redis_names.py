@@ -67,7 +67,7 @@ class HeldNames:
         member = (beat.kind, str(beat.id), beat.agent)
         if member in self._left:
             return said_goodbye(beat)
-        async with self._link.asking():
+        async with self._link.asking(writes=True):
             had_it = member in self._mine
             if not had_it:
                 owner = await self._ask_for_name(member)
@@ -152,11 +152,11 @@ class HeldNames:
         # An agent with keys does not yield to a heartbeat without a proof.
         proves = proof or not proofs.prove(self._cluster, beat, b"{}")
         genuine = proves and not proofs.fault(self._cluster, holder, body, proof)
-        # A claim draws an epoch above all before, so a copy of an earlier life's heartbeat has a lower epoch.
-        return holder if genuine and (holder.epoch > beat.epoch or not self._has(beat)) else None
-
-    def _has(self, beat: Heartbeat) -> bool:
-        return (beat.kind, str(beat.id), beat.agent) in self._mine
+        # A claim draws an epoch above all before. So a later owner has a higher epoch than this agent had when it last
+        # had the name, and a copy of an earlier life's heartbeat has a lower one. `beat.epoch` does not tell: it may be
+        # drawn since.
+        had = self._mine.get((beat.kind, str(beat.id), beat.agent))
+        return holder if genuine and (had is None or holder.epoch > had.epoch) else None
 
     async def _seize(self, beat: Heartbeat, owner: str) -> bool:
         """Make the lock this agent's, if it still belongs to `owner`."""

@@ -8,7 +8,7 @@ meaning.
              await registry.beat(beat)                        about every second, and at once when the state changes
              await registry.post(author, items)               items for other members; lost a ttl after the last `keep`
              await registry.leave(name, agent)                last of all
-    router:  changes = membership.fold(await registry.read(), now, wall)      or, on RegistryDown, membership.deaf()
+    reader:  changes = await fold_members(registry, membership, now)          RegistryDown: it knows what it knew
              await registry.wait_changed(0.5)
              await registry.send_note(note)                   to the other routers; they take it with `next_note`
 
@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from cluster.errors import BatonError
-from cluster.registry.membership import Heartbeat, MemberKind, MemberState
+from cluster.registry.membership import Change, Heartbeat, MemberKind, Membership, MemberState
 
 DEFAULT_CLUSTER = "default"
 
@@ -79,6 +79,14 @@ class Registry(Protocol):
     def all_proven(self) -> bool:
         """Whether every heartbeat that is read has a proven sender. False: any holder of the registry's password may
         have written it.
+        """
+
+    @property
+    def takes_writes(self) -> bool:
+        """Whether the last heartbeat or epoch that this program asked for could be written, or it has asked for none.
+
+        False: other programs' heartbeats may not be written either, so no member's silence says anything. A Redis that
+        is a replica, lacks replicas, or whose disk is full, answers readers all the same.
         """
 
     async def claim(self, beat: Heartbeat) -> Claimed | NameRefused:
@@ -146,6 +154,25 @@ class Registry(Protocol):
 
     async def close(self) -> None:
         """Close all connections, without a goodbye."""
+
+
+async def fold_members(
+    registry: Registry, membership: Membership, now: float, kind: MemberKind = MemberKind.INSTANCE
+) -> tuple[Change, ...]:
+    """Read the members of a kind, and fold them in at `now`, on the reader's clock. The silence of members counts only
+    while the registry answers and takes heartbeats.
+
+    Raises:
+        RegistryDown: the registry cannot be read.
+    """
+    try:
+        beats = await registry.read(kind)
+    except RegistryDown:
+        membership.deaf()
+        raise
+    if not registry.takes_writes:
+        membership.deaf()
+    return membership.fold(beats, now)
 
 
 def refusal(beat: Heartbeat, holder: Heartbeat | None, holder_agent: str) -> NameRefused:

@@ -15,7 +15,7 @@ from typing import Final
 from cluster.errors import UsageError
 from cluster.ids import engine_of
 from cluster.registry.membership import BEAT_EVERY_S, Heartbeat, Member, MemberKind, Membership
-from cluster.registry.registry import NameRefused, Registry, RegistryDown
+from cluster.registry.registry import NameRefused, Registry, RegistryDown, fold_members
 from engine.agent.rank import Rank
 
 logger = logging.getLogger("baton.agent")
@@ -136,11 +136,9 @@ class Announcer:
         """Read which routers share the credits, and how many each one wants."""
         now = asyncio.get_running_loop().time()
         try:
-            beats = await self._registry.read(MemberKind.ROUTER)
-        except RegistryDown:
-            self.routers.deaf()  # the heartbeat reports the outage
+            await fold_members(self._registry, self.routers, now, MemberKind.ROUTER)
+        except RegistryDown:  # the heartbeat reports the outage
             return
-        self.routers.fold(beats, now)
         self._heard(list(self.routers.snapshot())[:ROUTERS_MAX])
 
     async def say_goodbye(self) -> None:

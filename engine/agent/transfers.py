@@ -22,7 +22,7 @@ from typing import Any, Final
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import BEAT_EVERY_S, Member, Membership
-from cluster.registry.registry import Author, Registry, RegistryDown
+from cluster.registry.registry import Author, Registry, RegistryDown, fold_members
 from engine.agent.meetings import (
     Acquainted,
     EngineEndpoint,
@@ -126,6 +126,8 @@ class Transfers:
         self._posted: tuple[Author, dict[str, tuple[str, bytes]]] | None = None
         """What the registry holds of this agent: by item, its source and its bytes."""
         self._told: set[str] = set()
+        self._met: dict[Author, EngineEndpoint] = {}
+        """The engines of the last look, by the life of the instance that posted them."""
 
     @property
     def shares(self) -> bool:
@@ -154,7 +156,7 @@ class Transfers:
         """
         self._identity = self._identities().of_rank(self.me)
         ours = await self._our_engine()
-        self._members.fold(await self._registry.read(), now)
+        await fold_members(self._registry, self._members, now)
         snapshot = tuple(self._members.snapshot())
         models = tuple(self._models())
         met = peers(snapshot, self.me, self._role(), models, shares=self.shares)
@@ -174,7 +176,7 @@ class Transfers:
         if (ours is None and not self.left) or not models:
             self.acquainted.enough = False
         # Posted last: once a peer reads this, the next heartbeat says whether the engine can pull from that peer.
-        await self._post(ours, {author: said for author, said in shown.items() if said is not None})
+        await self._post(ours, shown)
         self._turn.set()
         self._turn = asyncio.Event()
 
@@ -203,16 +205,24 @@ class Transfers:
 
     # --- this engine, for others ---
 
-    async def _post(self, ours: EngineEndpoint | None, shown: dict[Author, bytes]) -> None:
-        """Post the credentials for all, and the engine sealed for each peer; writes only if something is new."""
+    async def _post(self, ours: EngineEndpoint | None, shown: dict[Author, bytes | None]) -> None:
+        """Post the credentials for all, and the engine sealed for each peer; writes only if something is new.
+
+        What was sealed for a peer that shows no credentials now is posted again: the registry may have lost its data.
+        """
         author = Author(self.me, self._agent, self._epoch())
         former = self._posted[1] if self._posted is not None and self._posted[0] == author else {}
         credentials = self._identity.credentials()
         items = {CREDENTIALS: ("", credentials)}
         own = blake2b(credentials, digest_size=16).hexdigest()
         for peer, theirs in shown.items() if ours is not None else ():
-            of = f"{ours.digest}/{peer.agent}/{peer.epoch}/{own}/{theirs.hex()}" if ours is not None else ""
+            life = f"{ours.digest}/{peer.agent}/{peer.epoch}/{own}/" if ours is not None else ""
             kept = former.get(peer.name)
+            if theirs is None:
+                if kept is not None and kept[0].startswith(life):
+                    items[peer.name] = kept
+                continue
+            of = f"{life}{theirs.hex()}"
             sealed = kept[1] if kept is not None and kept[0] == of else self._sealed(ours, author, peer, theirs)
             if sealed is not None:
                 items[peer.name] = of, sealed
@@ -235,16 +245,21 @@ class Transfers:
     # --- others, for this engine ---
 
     async def _found(self, shown: dict[Author, bytes | None]) -> dict[InstanceId, EngineEndpoint]:
-        """The engines of the peers that have sealed something for this instance."""
+        """The engines of the peers that have sealed something for this instance.
+
+        A peer that shows nothing at all has lost its posts with the registry's data, and is about to write them again:
+        its engine stays the one of the last look.
+        """
         authors = tuple(author for author, theirs in shown.items() if theirs is not None)
-        found: dict[InstanceId, EngineEndpoint] = {}
+        found = {author: engine for author, engine in self._met.items() if author in shown and shown[author] is None}
         for author, sealed in zip(authors, await self._registry.posted(authors, self.me), strict=True):
             if sealed is None:
                 continue  # the peer has not seen this instance's credentials yet
             engine = self._opened(author, shown[author] or b"", sealed)
             if engine is not None:
-                found[InstanceId(author.name)] = engine
-        return found
+                found[author] = engine
+        self._met = found
+        return {InstanceId(author.name): engine for author, engine in found.items()}
 
     async def _meet(self, found: dict[InstanceId, EngineEndpoint], snapshot: tuple[Member, ...], now: float) -> None:
         """Introduce new peers to the engine, make it forget those that are gone, and repeat where there is no link."""

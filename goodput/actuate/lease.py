@@ -2,7 +2,8 @@
 
 Every controller of a fleet claims the same name. The one that has it leads; the others observe, claim it again every
 `BEAT_EVERY_S`, and take over once it is free: at once after the leader's goodbye, a ttl after a dead leader's last
-heartbeat.
+heartbeat. Without a goodbye the next leader waits for another ttl before it acts: a registry that lost its data (it was
+started again, or failed over to a replica that lagged) gives the name away while the former leader may still act.
 
 The lock is fenced on the leader's own clock: it acts only while its last answered heartbeat is younger than the ttl
 less `MARGIN_S`, which is longer than any one action may take. A leader that was paused for a minute, or is cut off from
@@ -51,18 +52,26 @@ class LeaderClaim:
         self.url = url
         self.epoch = 0
         """The epoch of the last claim, its own or refused; 0: none yet."""
-        self.holder = ""
-        """The other controller that leads, in words; empty: none is known."""
+        self._holder = ""
         self._clock: Final = clock
         self._said: Final = said
         self._agent: Final = secrets.token_hex(8)
         self._seq = 0
-        self._until = -1.0
+        self._rival = ""
+        """The controller that led when this one last asked for the name, in words; empty: none did."""
+        self._since = self._until = -1.0
+        """From when until when this controller may begin an action."""
 
     @property
     def held(self) -> bool:
         """Whether this controller may begin an action now."""
-        return self._clock() < self._until
+        return self._since <= self._clock() < self._until
+
+    @property
+    def holder(self) -> str:
+        """The other controller that leads, or may still act, in words; empty: none is known."""
+        waits = self._clock() < self._since
+        return self._holder or ("the one before, for some seconds: it has said no goodbye" if waits else "")
 
     async def keep(self) -> None:
         """Claim the name and keep it, until cancelled."""
@@ -73,24 +82,37 @@ class LeaderClaim:
     async def turn(self) -> None:
         """One heartbeat, or one more claim."""
         asked = self._clock()
-        led = self.held
+        led = asked < self._until
         try:
             if self.epoch == 0 or not led:
                 self.epoch = await self.registry.next_epoch(CONTROLLER, self.epoch)
             answer = await self.registry.beat(self._beat())  # takes a free name, as `claim` does
         except RegistryDown as down:
-            self.holder = ""
-            if led and not self.held:
+            self._holder = ""
+            if led and self._clock() >= self._until:
                 logger.warning("%s; this controller does not act until it is heard again", down)
             return
         if isinstance(answer, NameRefused):
-            self._until, self.holder = -1.0, answer.because
+            self._until, self._holder = -1.0, answer.because
+            self._rival = answer.because
             if led:
                 logger.warning("another controller leads now: %s", answer.because)
             return
-        self._until, self.holder = asked + self.registry.ttl_s - MARGIN_S, ""
         if not led:
-            logger.info("this controller leads, epoch %d", self.epoch)
+            wait_s = 0.0 if await self._is_gone(self._rival) else self.registry.ttl_s
+            self._since, self._rival = asked + wait_s, ""
+            logger.info("this controller leads, epoch %d%s", self.epoch, f", in {wait_s:g} s" if wait_s else "")
+        self._until, self._holder = asked + self.registry.ttl_s - MARGIN_S, ""
+
+    async def _is_gone(self, rival: str) -> bool:
+        """Whether there was no other leader, or it has said goodbye."""
+        if not rival:
+            return True
+        try:
+            last = await self.registry.read(MemberKind.CONTROLLER)
+        except RegistryDown:
+            return False
+        return any(beat.state is MemberState.GONE and beat.who in rival for beat in last)
 
     async def leave(self) -> None:
         """Say goodbye, so that another controller can lead at once."""

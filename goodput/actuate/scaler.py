@@ -273,6 +273,9 @@ class Scaler:
             self._instances.deaf()
             self._routers.deaf()
             return False
+        if not self.registry.takes_writes:  # agents and routers cannot announce themselves either
+            self._instances.deaf()
+            self._routers.deaf()
         self._instances.fold(beats, now)
         changes = self._routers.fold(routers, now)
         left = {each.id for each in changes if each.what is ChangeKind.LEFT}

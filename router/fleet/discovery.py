@@ -33,7 +33,7 @@ from cluster.registry.membership import (
     encode,
 )
 from cluster.registry.proofs import PROOF_BYTES_MAX
-from cluster.registry.registry import Registry, RegistryDown
+from cluster.registry.registry import Registry, RegistryDown, fold_members
 from router.core.values import Reported
 from router.fleet.quarantine import Quarantine, Word
 
@@ -95,6 +95,12 @@ class Discovery:
         """The time of the last successful reading, in monotonic seconds; None: never."""
         self._told_down = False
         """Whether the log already says that the registry cannot be reached."""
+        self._full_since: float | None = None
+        """Since when readings succeed and heartbeats do not, in monotonic seconds."""
+        self._told_full = False
+        """Whether the log already says so."""
+        self._refusal = ""
+        """Why a heartbeat of this router did not come to the registry."""
         self._began_at = time.monotonic()
         self.quarantine = Quarantine(self._name)
         self.on_quarantine: Callable[[], None] = lambda: None
@@ -121,8 +127,10 @@ class Discovery:
         return {name: because for kind in MemberKind for name, because in self._registry.unproven(kind).items()}
 
     def stale_s(self, now: float) -> float:
-        """How long the registry has not been read, in seconds; 0 while it can be."""
-        return 0.0 if self.heard else now - (self._began_at if self.heard_at is None else self.heard_at)
+        """How long the registry has not been read, or has taken no heartbeats, in seconds; 0 while it does both."""
+        if self.heard:
+            return 0.0 if self._full_since is None else now - self._full_since
+        return now - (self._began_at if self.heard_at is None else self.heard_at)
 
     def snapshot(self) -> Snapshot:
         """The fleet as last read."""
@@ -145,7 +153,7 @@ class Discovery:
                 logger.warning("%s; serving on with what is known", down)
             elif not self._told_down:
                 logger.warning("%s; no instance is known before it answers", down)
-            self.heard, self._told_down = False, True
+            self.heard, self._told_down, self._full_since = False, True, None
             self._instances.deaf()
             self._routers.deaf()
             return
@@ -153,6 +161,7 @@ class Discovery:
             logger.info("the registry is heard")
         self.heard, self.heard_at = True, now
         self._hear_quarantine(routers)
+        self._mind_silence(now)
         wall = time.time()  # noqa: TID251 - only to tell whose clock is off
         self._log(self._instances.fold(beats, now, wall))
         self._routers.fold(routers, now, wall)
@@ -161,6 +170,21 @@ class Discovery:
         reported = tuple(_reported(member, self._name) for member in self.snapshot())
         self._on_fleet(reported, max(1, len(self._routers.snapshot())))
 
+    def _mind_silence(self, now: float) -> None:
+        """While the registry takes no heartbeats, let no member expire: agents cannot announce themselves either."""
+        if self._registry.takes_writes:
+            if self._told_full:
+                logger.info("the registry takes heartbeats again")
+            self._full_since, self._told_full = None, False
+            return
+        self._instances.deaf()
+        self._routers.deaf()
+        if self._full_since is None:
+            self._full_since = now
+        elif not self._told_full and now - self._full_since > 2 * BEAT_EVERY_S:  # not just one heartbeat
+            self._told_full = True
+            logger.warning("%s; it is read, but takes no heartbeats: serving on with what is known", self._refusal)
+
     async def _hear_controller(self, now: float) -> None:
         """Read the controller's heartbeat, for the UI and the metrics alone. An access list older than controllers may
         forbid it.
@@ -168,10 +192,8 @@ class Discovery:
         if now - self._controllers_at < CONTROLLER_EVERY_S:
             return
         self._controllers_at = now
-        try:
-            self._controllers.fold(await self._registry.read(MemberKind.CONTROLLER), now)
-        except RegistryDown:
-            self._controllers.deaf()
+        with contextlib.suppress(RegistryDown):
+            await fold_members(self._registry, self._controllers, now, MemberKind.CONTROLLER)
         self.controller = next((member.beat for member in self._controllers.snapshot()), None)
 
     def _hear_quarantine(self, routers: Iterable[Heartbeat]) -> None:
@@ -207,15 +229,20 @@ class Discovery:
         failed = False
         while not self._closed:
             try:
-                await self._registry.beat(self.announcement(url, admin_url))
+                await self.announce(url, admin_url)
                 failed = False
-            except RegistryDown:
-                pass  # `read` reports the outage
             except Exception:  # a bug: if this loop ended, the others would take this router for gone
                 if not failed:
                     logger.exception("this router could not announce itself; it tries again every %g s", BEAT_EVERY_S)
                 failed = True
             await asyncio.sleep(BEAT_EVERY_S)
+
+    async def announce(self, url: str, admin_url: str) -> None:
+        """Send one heartbeat. `read` reports an outage."""
+        try:
+            await self._registry.beat(self.announcement(url, admin_url))
+        except RegistryDown as down:
+            self._refusal = str(down)
 
     def announcement(self, url: str, admin_url: str) -> Heartbeat:
         """The next heartbeat. Its legs, and the heartbeats they were sent by, are from one moment."""

@@ -305,7 +305,7 @@ class _FleetGauges:
         )
         self._stale = Gauge(
             "baton_registry_stale_seconds",
-            "Since when the registry has not been heard; 0 while it is, or where there is none.",
+            "How long the registry has not been heard, or took no heartbeats; 0 while it does both, or where none is.",
             registry=registry,
         )
         self._unproven = Gauge(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,11 +24,13 @@ from support.fleet import eventually
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Load, Role
-from cluster.registry.membership import Heartbeat, MemberState
+from cluster.registry.membership import Heartbeat, MemberKind, MemberState
 from cluster.registry.memory import MemoryRegistry
+from cluster.registry.registry import RegistryDown
 from decode.rules import DecodeRules
 from engine.agent import background, machine, readings
 from engine.agent.agent import Agent
+from engine.agent.announcer import Announcer
 from engine.agent.config import AgentConfig
 from engine.agent.machine import AgentState
 from engine.vllm.child import EngineChange, EngineProcess
@@ -387,6 +390,25 @@ async def test_it_serves_on_without_the_registry(starter: Starter, caplog: pytes
     starter.registry.down = False
     await eventually(lambda: "the registry is back" in caplog.messages, "a heartbeat is written again")
     await stage.sees(MemberState.READY)
+
+
+async def test_routers_stay_known_while_the_registry_takes_no_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis answers readers while it is a replica, or its disk is full: every heartbeat in it expires."""
+    now, known = 1000.0, list[list[str]]()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+    registry = MemoryRegistry(lambda: now)
+    announcer = Announcer(
+        registry, "a", (), beat=lambda _: pytest.fail("it has no ranks"), lost=pytest.fail, say=pytest.fail,
+        heard=lambda routers: known.append([each.id for each in routers]),
+    )  # fmt: skip
+    router = Heartbeat(id=InstanceId("r"), agent="r", kind=MemberKind.ROUTER, url="http://r")
+    await registry.beat(router)
+    for full, passed_s in ((False, 0.0), (True, 60.0), (False, registry.ttl_s - 0.1), (False, 0.1)):
+        registry.full, now = full, now + passed_s
+        with contextlib.suppress(RegistryDown):
+            await registry.beat(replace(router, id=InstanceId("another"), agent="another", seq=round(10 * now)))
+        await announcer._hear_routers()
+    assert known == [["another", "r"], ["another", "r"], ["another", "r"], ["another"]]
 
 
 async def test_an_engine_that_fails_for_good_ends_its_agent(starter: Starter) -> None:

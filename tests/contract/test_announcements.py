@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -13,13 +14,14 @@ import pytest
 
 from cluster.credits import TenantDemand
 from cluster.ids import InstanceId
-from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, MemberKind, decode, encode
+from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, MemberKind, MemberState, decode, encode
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.proofs import PROOF_BYTES_MAX, parted, proven
-from cluster.registry.registry import Beaten, NameRefused
+from cluster.registry.registry import Beaten, NameRefused, RegistryDown
 from kvtransfer.keys import KEYS_MAX
 from kvtransfer.proving import FleetProofs
 from kvtransfer.ticket import SigningKey
+from router.core.values import Reported
 from router.fleet import discovery
 from router.fleet.discovery import Discovery
 
@@ -103,3 +105,55 @@ async def test_a_fault_is_reported_once_and_the_router_announces_itself_again(
         await announcing
     (said,) = caplog.records
     assert "announce" in said.getMessage() and said.exc_info
+
+
+class Clock:
+    """The clock of a registry and of the programs that use it. Stands in for the module `time`."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = monotonic
+
+
+async def test_a_registry_that_answers_and_takes_no_heartbeats_loses_no_instance(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis answers readers while it is a replica, or its disk is full: every heartbeat in it expires."""
+    clock = Clock()
+    monkeypatch.setattr(discovery, "time", clock)
+    caplog.set_level(logging.INFO, "baton.router")
+    registry = MemoryRegistry(clock.monotonic)
+    fleets: list[tuple[Reported, ...]] = []
+    watch = Discovery(registry, lambda fleet, _: fleets.append(fleet))
+
+    async def pass_s(seconds: int, **agents: MemberState) -> None:
+        for _ in range(seconds):
+            clock.now += 1.0
+            for name, state in agents.items():
+                beat = Heartbeat(id=InstanceId(name), agent=name, url=URL, state=state, seq=int(clock.now))
+                with contextlib.suppress(RegistryDown):
+                    await registry.beat(beat)
+            await watch.announce(URL, URL)
+            await watch.read()
+
+    await pass_s(2, d=MemberState.READY, e=MemberState.READY)
+    registry.full = True
+    await pass_s(60, d=MemberState.READY)
+    assert await registry.read() == ()
+    assert [each.instance.id for each in fleets[-1]] == ["d", "e"]
+    assert watch.stale_s(clock.now) == 59.0
+    registry.full = False
+    await pass_s(2, d=MemberState.DRAINING)
+    assert [(each.instance.id, each.state) for each in fleets[-1]] == [("d", "draining"), ("e", "ready")]
+    assert watch.stale_s(clock.now) == 0.0
+    await pass_s(6, d=MemberState.DRAINING)
+    assert [each.instance.id for each in fleets[-1]] == ["d"], "e has been silent for a whole ttl since"
+    assert [line.split("; ")[-1] for line in caplog.messages] == [
+        "the registry is heard",
+        "it is read, but takes no heartbeats: serving on with what is known",
+        "the registry takes heartbeats again",
+        "it was ready in epoch 1",
+    ]

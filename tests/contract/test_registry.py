@@ -143,6 +143,7 @@ async def make_world(request, servers) -> AsyncIterator[Any]:
 
 world = pytest.fixture(params=["memory", "stand-in", "redis-server"], name="world")(make_world)
 redis_world = pytest.fixture(params=["stand-in", "redis-server"], name="redis_world")(make_world)
+real_redis = pytest.fixture(params=["redis-server"], name="real_redis")(make_world)
 
 
 async def expect_soon(attempt: Callable[[], Awaitable[bool]], world: World) -> None:
@@ -564,6 +565,16 @@ async def test_with_keys_an_agent_yields_to_a_proven_later_epoch_only(redis_worl
     assert await other.claim(beat("charlie", epoch=8, sent_at=1000.0)) == Claimed()
 
 
+async def test_with_keys_a_later_epoch_of_its_own_takes_no_name_back(redis_world) -> None:
+    """A program that was cut off draws an epoch above that of the next owner, whose name it is now."""
+    cut_off, owner = agents(redis_world), agents(redis_world)
+    await cut_off.claim(beat("alfa", epoch=5, sent_at=1000.0))
+    await cut_off._redis.delete(f"baton:{redis_world.cluster}:instance:lock:prefill-0")  # its ttl is over
+    assert await owner.claim(beat("bravo", epoch=6, sent_at=1000.0)) == Claimed()
+    assert isinstance(await cut_off.beat(beat("alfa", epoch=7, sent_at=1000.0)), NameRefused)
+    assert await owner.beat(beat("bravo", epoch=6, seq=1, sent_at=1000.0)) == Beaten()
+
+
 async def test_readers_with_the_fleets_keys_go_by_proofs_and_not_by_locks(redis_world) -> None:
     agent, strict = agents(redis_world), FleetProofs(lambda: (FLEET,), lambda: 1000.0)
     reader, careless = redis_world.open(proofs=strict), redis_world.open()
@@ -775,6 +786,44 @@ async def test_tls_with_the_right_and_the_wrong_authority(redis_world, certifica
         with pytest.raises(RegistryDown, match="certificate"):
             await strict.read()
         await trusting.close()
+
+
+async def test_a_redis_that_refuses_writes_answers_readers(real_redis) -> None:
+    agent, reader = real_redis.open(), real_redis.open()
+    await agent.claim(beat("alfa"))
+    await reader._redis.config_set("min-replicas-to-write", 1)
+    try:
+        for call in (agent.beat(beat("alfa", seq=1)), agent.next_epoch("prefill-0")):
+            with pytest.raises(RegistryDown, match="replicas"):
+                await call
+            assert await agent.read() == (beat("alfa"),) and not agent.takes_writes
+    finally:
+        await reader._redis.config_set("min-replicas-to-write", 0)
+    assert await agent.beat(beat("alfa", seq=1)) == Beaten()
+    assert agent.takes_writes and reader.takes_writes
+
+
+@pytest.mark.parametrize("refusal", ["READONLY a read only replica", "NOREPLICAS not enough replicas to write"])
+async def test_a_connection_to_a_former_primary_is_not_used_again(refusal: str) -> None:
+    """After a failover the registry's name leads to another server, and connections to the former one stay open."""
+    answers = iter([f"-{refusal}\r\n".encode(), b":1\r\n"])
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answer = next(answers)
+        with contextlib.closing(writer):
+            while head := await reader.readline():
+                for _ in range(2 * int(head[1:])):
+                    await reader.readline()
+                writer.write(answer)
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        host, port = server.sockets[0].getsockname()
+        agent = RedisRegistry.open(f"redis://{host}:{port}", timeout_s=SOON_S)
+        author = Author("prefill-0", "alfa", 1)
+        with pytest.raises(RegistryDown, match="replica"):
+            await agent.keep(author)
+        assert await agent.keep(author)
+        await agent.close()
 
 
 # --- flags -----------------------------------------------------------------------------------------------------------

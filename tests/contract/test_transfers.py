@@ -241,10 +241,49 @@ async def test_no_peer_is_forgotten_while_the_registry_is_away(fleet) -> None:
             await d.transfers.look(fleet.now)
     assert set(d.door.known) == {"p0#1"}
     fleet.registry.down = False
-    fleet.registry.forget()  # it comes back empty
+    fleet.registry.forget()  # it comes back empty, and p0's next heartbeat is not due yet
+    fleet.now += 0.1
+    await d.transfers.look(fleet.now)
     await fleet.settle()
     assert set(d.door.known) == {"p0#1"} and set(p.door.known) == {"d0#1"}
+    assert d.transfers.counts["forgotten"] == 0
     assert (await fleet.registry.posted([Author("p0", p.agent, 1)], "d0"))[0] is not None
+
+
+@pytest.mark.parametrize("order", ["pd", "dp"])
+async def test_a_registry_that_lost_its_data_stops_no_hand_over(fleet, order: str) -> None:
+    """Posts are gone, and agents write them again: the engines know each other all the time."""
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    await fleet.settle()
+    assert d.transfers.acquainted.shuns == ()
+    fleet.registry.forget()
+    for _ in range(4):
+        fleet.now += 1.0
+        for site in (p, d) if order == "pd" else (d, p):
+            await site.beat()
+            await site.transfers.look(fleet.now)
+            assert d.transfers.acquainted.shuns == ()
+    late = await fleet.join("d1", Role.DECODE)
+    await fleet.settle()
+    assert set(late.door.known) == {"p0#1"} and set(p.door.known) == {"d0#1", "d1#1"}
+    assert not any(each.transfers.counts["not_opened"] for each in (p, d, late))
+
+
+async def test_no_peer_is_forgotten_while_the_registry_takes_no_heartbeats(fleet) -> None:
+    """Redis answers readers while it is a replica, or its disk is full: every heartbeat in it expires."""
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    await fleet.settle()
+    fleet.registry.full = True
+    for _ in range(20):
+        fleet.now += 1.0
+        for site in (p, d):
+            with pytest.raises(RegistryDown):
+                await site.beat()
+        with contextlib.suppress(RegistryDown):  # what it has posted is to be posted again
+            await d.transfers.look(fleet.now)
+    fleet.registry.full = False
+    await fleet.settle()
+    assert set(d.door.known) == {"p0#1"} and d.transfers.counts["forgotten"] == 0
 
 
 @pytest.mark.parametrize("call", range(12))
