@@ -146,9 +146,11 @@ class Discovery:
             elif not self._told_down:
                 logger.warning("%s; no instance is known before it answers", down)
             self.heard, self._told_down = False, True
-            self._instances.deaf()
-            self._routers.deaf()
+            self._deaf()
             return
+        if self.heard and self.heard_at is not None and now - self.heard_at >= self._registry.ttl_s:
+            logger.warning("this router stood still for %.0f s, perhaps the whole machine", now - self.heard_at)
+            self._deaf()  # agents may have stood still with it, and need a moment for their next heartbeats
         if not self.heard:
             logger.info("the registry is heard")
         self.heard, self.heard_at = True, now
@@ -160,6 +162,11 @@ class Discovery:
         await self._hear_controller(now)
         reported = tuple(_reported(member, self._name) for member in self.snapshot())
         self._on_fleet(reported, max(1, len(self._routers.snapshot())))
+
+    def _deaf(self) -> None:
+        """No member expires before it has had another ttl to be heard."""
+        self._instances.deaf()
+        self._routers.deaf()
 
     async def _hear_controller(self, now: float) -> None:
         """Read the controller's heartbeat, for the UI and the metrics alone. An access list older than controllers may
