@@ -269,7 +269,8 @@ class EngineProcess:
                 try:
                     await probe.health()
                 except Unwell as unwell:
-                    self._feed(EngineProbeFailed(epoch, str(unwell), unwell.dead))
+                    if not unwell.ours:
+                        self._feed(EngineProbeFailed(epoch, str(unwell), unwell.dead))
                 else:
                     self._feed(Healthy(epoch))
 
