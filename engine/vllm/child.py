@@ -277,7 +277,8 @@ class EngineProcess:
     async def _bound_log(self) -> None:
         while True:
             await asyncio.sleep(LOG_EVERY_S)
-            await asyncio.to_thread(self._log.bound)
+            with contextlib.suppress(RuntimeError):  # no thread can be started now: no reason to end the engine
+                await asyncio.to_thread(self._log.bound)
 
     async def _wait_until_ready(self, probe: Probe) -> None:
         """Wait until the engine has made a token; reports meanwhile how far the start is, from the log. Another program

@@ -313,3 +313,22 @@ async def test_an_engine_is_not_killed_because_its_agent_has_no_file_descriptor(
                     await probe.health()
         assert unwell.value.ours and not unwell.value.dead
         assert engine.states == ["starting", "ready"]
+
+
+async def test_an_engine_outlives_a_moment_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = asyncio.Queue[None]()
+
+    async def none_left(*_: object) -> None:
+        tried.put_nowait(None)
+        raise RuntimeError("can't start new thread")
+
+    engine = Engine(tmp_path)
+    async with running(engine):
+        await engine.wait_for(EngineState.READY)
+        with monkeypatch.context() as limited:
+            limited.setattr(child, "LOG_EVERY_S", 0.01)
+            limited.setattr(child.asyncio, "to_thread", none_left)
+            async with asyncio.timeout(20):
+                for _ in range(2):
+                    await tried.get()
+        assert engine.states == ["starting", "ready"]
