@@ -23,6 +23,8 @@ class Changing:
         self._read: Final = read_file or (lambda name: read(name).usable())
         self._stamp = self._stat()
         self._digest = self._content()
+        self._told = False
+        """It was said that the changed file cannot be opened."""
 
     def read(self) -> Spec:
         """The file as it is now.
@@ -38,8 +40,11 @@ class Changing:
         stamp = self._stat()
         if stamp is None or stamp == self._stamp:
             return None  # an editor that replaces the file leaves a moment without one
-        self._stamp = stamp
         digest = self._content()
+        if not digest:
+            told, self._told = self._told, True
+            return None if told else f"{self._file} has changed and cannot be opened; it is tried again"
+        self._stamp, self._told = stamp, False
         if digest == self._digest:
             return None
         self._digest = digest
@@ -56,6 +61,7 @@ class Changing:
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _content(self) -> bytes:
+        """A digest of its content; empty: it cannot be opened, perhaps as no descriptor is free."""
         try:
             return blake2b(Path(self._file).read_bytes()).digest()
         except OSError:

@@ -1,4 +1,5 @@
-"""Reads a peer's HTTP answer: plain bytes only, and no more bytes than the caller allows. A shell.
+"""Reads a peer's HTTP answer: plain bytes only, and no more bytes than the caller allows. Tells whether this process is
+to blame where there is none. A shell.
 
 Every session to a peer sends `PLAIN` and does not decompress (``auto_decompress=False``), because a few kilobytes of
 gzip hold a gigabyte. An answer that is encoded all the same is not read.
@@ -6,6 +7,9 @@ gzip hold a gigabyte. An answer that is encoded all the same is not read.
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 from collections.abc import Mapping
 from typing import Final
 
@@ -45,3 +49,15 @@ async def whole_body(answer: aiohttp.ClientResponse, bytes_max: int = WORD_BYTES
             answer.close()
             raise Unfit(f"its answer is longer than {bytes_max} bytes", "too_long")
     return bytes(found)
+
+
+def no_descriptors(error: OSError) -> bool:
+    """Whether no connection was made because this process, or the machine, has run out of file descriptors: the peer
+    may be healthy. A host's name is looked up in files: without descriptors, `error` says that the host is unknown.
+    """
+    if isinstance(error, socket.gaierror):
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as instead:
+            error = instead
+    return error.errno in {errno.EMFILE, errno.ENFILE}

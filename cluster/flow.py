@@ -41,6 +41,7 @@ class FlowCounts:
     """
 
     model: Name
+    """Of a LoRA adapter its model."""
     slo_class: Name = ""
     """Empty: best effort."""
     arrivals: Total = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -93,6 +94,41 @@ def total_load(loads: Sequence[Load]) -> Load:
         prompt_tokens=sum(load.prompt_tokens for load in loads),
         generation_tokens=sum(load.generation_tokens for load in loads),
     )
+
+
+SETTLED_LOOKS: Final = 5
+"""The number of reports of one life of an engine before any counts. Reports are up to a second apart, a pull takes
+milliseconds."""
+
+
+class SettledTokens:
+    """A counter of `Load.recomputed_tokens`, of one life of an engine. Reports may be too high for a moment, as they
+    include pulls under way: the lowest of the last `SETTLED_LOOKS` counts, and a counted token is never taken back.
+    """
+
+    __slots__ = ("_reports", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._reports: Final[deque[int]] = deque(maxlen=SETTLED_LOOKS)
+
+    @property
+    def begun(self) -> bool:
+        """Whether a report of this life has come."""
+        return bool(self._reports)
+
+    def hear(self, tokens: int) -> bool:
+        """Take a report. Returns whether there are enough of them to count."""
+        self._reports.append(tokens)
+        if len(self._reports) < SETTLED_LOOKS:
+            return False
+        self.tokens = max(self.tokens, min(self._reports))
+        return True
+
+    def restart(self) -> None:
+        """Another life begins, whose counts begin at 0."""
+        self.tokens = 0
+        self._reports.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,7 +94,11 @@ class Door:
                 client.close()
                 self._left(not full)
                 continue
-            threading.Thread(target=self._attend, args=(client,), name="baton-door-client", daemon=True).start()
+            try:
+                threading.Thread(target=self._attend, args=(client,), name="baton-door-client", daemon=True).start()
+            except RuntimeError:  # no thread can be started now: this client is turned away, and the door stays open
+                client.close()
+                self._left(counted=True)
 
     def _left(self, counted: bool) -> None:  # noqa: FBT001
         with self._lock:

@@ -5,9 +5,10 @@ vLLM.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -16,10 +17,13 @@ logger = logging.getLogger("baton.tickets")
 FILE_BYTES_MAX = 65_536
 """A file of eight keys has about a thousand bytes."""
 
+AGAIN_S: Final = 1.0
+"""Seconds until a changed file that could not be opened is tried again: descriptors may have run out for a moment."""
+
 
 class KeyFile(Generic[T]):
     """The current content of a key file. If a changed file cannot be read, the error is logged and the former keys
-    stay.
+    stay, until the file can be opened or has changed again.
     """
 
     def __init__(self, path: Path, read: Callable[[str], T], *, bytes_max: int = FILE_BYTES_MAX) -> None:
@@ -33,20 +37,30 @@ class KeyFile(Generic[T]):
         self._read = read
         self._bytes_max = bytes_max
         self._seen = self._mark()
+        self._again_at: float | None = None
+        """When to open the file once more, in monotonic seconds; None: what it has now was read."""
         self._keys = self._load()
 
     def get(self) -> T:
         """The keys. Costs one `stat`."""
         mark = self._mark()
-        if mark != self._seen:
-            self._seen = mark
-            try:
-                self._keys = self._load()
-            except (OSError, ValueError) as error:
-                logger.warning("%s cannot be read, its former keys stay: %s", self.path, error)
-            else:
-                logger.info("%s has changed: its keys are in use", self.path)
+        if mark != self._seen or (self._again_at is not None and time.monotonic() >= self._again_at):
+            self._read_again(mark)
         return self._keys
+
+    def _read_again(self, mark: tuple[int, int, int] | None) -> None:
+        """Take the keys of a file that has changed, or that could not be opened; log once for each change."""
+        told = mark == self._seen
+        self._seen, self._again_at = mark, None
+        try:
+            self._keys = self._load()
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and mark is not None:
+                self._again_at = time.monotonic() + AGAIN_S
+            if not told:
+                logger.warning("%s cannot be read, its former keys stay: %s", self.path, error)
+        else:
+            logger.info("%s has changed: its keys are in use", self.path)
 
     def _mark(self) -> tuple[int, int, int] | None:
         """What changes when the file's content changes; None if the file does not exist."""

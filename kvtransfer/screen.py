@@ -100,7 +100,7 @@ class Screen:
     __slots__ = ("_spent", "_started")
 
     def __init__(self, started: float) -> None:
-        self._started: Final = started
+        self._started = started
         self._spent: Final[TimedKeys[str]] = TimedKeys(SPENT_MAX)
 
     def judge(self, raw: bytes, content_type: str, keys: InstanceKeys | None, now: float) -> Steps[Refusal | None]:
@@ -129,8 +129,9 @@ class Screen:
 
     def _fresh(self, answer: Accepted, now: float) -> Refusal | None:
         """Accept a ticket once. Refuse tickets from before this server's start: it cannot know whether they
-        were used.
+        were used. If the clock was set back beyond that start, this moment counts as the start.
         """
+        self._started = min(self._started, now)
         issued = answer.ticket.expires_ms / 1000 - LIFE_S
         if issued > now + 2 * SKEW_S:
             return Refusal(403, Why.TICKET, f"The ticket lives longer than {LIFE_S:.0f} s.")

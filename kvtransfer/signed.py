@@ -95,7 +95,7 @@ class Judge:
     def __init__(self, me: str, started: float) -> None:
         """`started`: the Unix time in seconds since which this process remembers signatures."""
         self.me: Final = me
-        self._started: Final = started
+        self._started = started
         self._spent: Final[TimedKeys[str]] = TimedKeys(SPENT_MAX)
 
     def fault(self, text: str, ask: Ask, keys: Collection[SigningKey], now: float) -> str:
@@ -118,6 +118,7 @@ class Judge:
         return self._untimely(expires_ms / 1000, now) or self._used(match[4], expires_ms / 1000, now)
 
     def _untimely(self, expires: float, now: float) -> str:
+        self._started = min(self._started, now)  # the clock may have been set back beyond it
         issued = expires - LIFE_S
         if expires + SKEW_S <= now:
             return "the signature has expired: are the machines' clocks together?"

@@ -24,6 +24,7 @@ from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command, mock_ranks
 from baton.output import announce_ready, emit, say
@@ -189,6 +190,7 @@ def _add_agent_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run until stopped: 0. 1 when the engine cannot be started or kept alive, with the last lines of its log."""
     configure_logging("WARNING")
+    raise_descriptor_limit()
     spec = spec_of(args, os.environ)
     left = left_by_flags(spec.extra_args)
     if spec.connector == "nixl" and spec.device == "cpu" and left is not None:

@@ -373,6 +373,7 @@ class _Parted:
     """
 
     beat: Heartbeat
+    """Without what it said of loads and counters (`_bare`)."""
     how: str
 
 
@@ -481,7 +482,7 @@ class Membership:
 
     def _part(self, member: Member, what: ChangeKind, because: str, last: Heartbeat) -> Change:
         del self._members[member.id]
-        self._parted[member.id] = _Parted(last, what.value)
+        self._parted[member.id] = _Parted(_bare(last), what.value)
         if len(self._parted) > NAMES_REMEMBERED_MAX:
             del self._parted[next(iter(self._parted))]
         return Change(what=what, id=member.id, because=because, member=member)
@@ -527,6 +528,15 @@ def duration(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
+
+
+def _bare(beat: Heartbeat) -> Heartbeat:
+    """Who sent a heartbeat, and when. The whole one may take a few hundred kilobytes, and routers have new names at
+    each start: the last heartbeats of months are remembered.
+    """
+    return Heartbeat(
+        id=beat.id, agent=beat.agent, where=beat.where, kind=beat.kind, epoch=beat.epoch, seq=beat.seq, url=beat.url
+    )
 
 
 def _newest(beats: Iterable[Heartbeat]) -> list[Heartbeat]:

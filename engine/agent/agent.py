@@ -279,7 +279,7 @@ class Agent:
         first = self._local_epoch == 0
         await self._readings.restart()
         for rank in self.ranks:
-            rank.evictions.restart()
+            rank.restart()
             if first and rank.epoch > 0:
                 continue  # drawn together with the name
             if self.announcer is not None:

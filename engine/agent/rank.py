@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from cluster.ids import InstanceId, rank_of
-from cluster.instance import Load
+from cluster.instance import Load, SettledTokens
 from cluster.registry.membership import SHUNS_BYTES_MAX, SHUNS_MAX
 from engine.agent.machine import AgentMachine, AgentState, Effect, Event, Tick
 from engine.agent.meetings import with_door
@@ -25,7 +25,7 @@ _NEEDING: Final = _SERVING | {AgentState.STARTING, AgentState.RESTARTING}
 class Rank:
     """One instance; see the module."""
 
-    __slots__ = ("epoch", "evictions", "id", "machine", "number", "seq", "transfers")
+    __slots__ = ("epoch", "evictions", "id", "machine", "number", "recomputed", "seq", "transfers")
 
     def __init__(self, machine: AgentMachine, *, tiered: bool) -> None:
         """`tiered`: its engine has tiers below its KV cache."""
@@ -33,6 +33,7 @@ class Rank:
         self.number = rank_of(self.id) or 0
         self.machine = machine
         self.evictions = Evictions(tiered=tiered)
+        self.recomputed: Final = SettledTokens()
         self.transfers: Transfers | None = None
         """The part that introduces it to its peers; None: it meets no peers."""
         self.epoch = 0
@@ -42,7 +43,14 @@ class Rank:
 
     def read(self, load: Load) -> Load:
         """Its load by vLLM's metrics, corrected where its agent socket counts exactly (`with_door`)."""
-        return load if self.transfers is None else with_door(load, self.transfers.handoffs)
+        found = load if self.transfers is None else with_door(load, self.transfers.handoffs)
+        self.recomputed.hear(found.recomputed_tokens)
+        return found
+
+    def restart(self) -> None:
+        """Its engine starts anew: what was counted of the former life is dropped."""
+        self.evictions.restart()
+        self.recomputed.restart()
 
     def shuns(self) -> tuple[InstanceId, ...]:
         """Producers from which it can pull nothing now; if they are very many, the first that fit into a heartbeat."""
@@ -84,7 +92,7 @@ class Rank:
             "baton_agent_waiting": load.waiting,
             "baton_agent_kv_usage": load.kv_usage,
             "baton_agent_kv_evicted_tokens_total": self.evictions.tokens,
-            "baton_agent_recomputed_tokens_total": load.recomputed_tokens,
+            "baton_agent_recomputed_tokens_total": self.recomputed.tokens,
         }
 
 

@@ -269,14 +269,16 @@ class EngineProcess:
                 try:
                     await probe.health()
                 except Unwell as unwell:
-                    self._feed(EngineProbeFailed(epoch, str(unwell), unwell.dead))
+                    if not unwell.ours:
+                        self._feed(EngineProbeFailed(epoch, str(unwell), unwell.dead))
                 else:
                     self._feed(Healthy(epoch))
 
     async def _bound_log(self) -> None:
         while True:
             await asyncio.sleep(LOG_EVERY_S)
-            await asyncio.to_thread(self._log.bound)
+            with contextlib.suppress(RuntimeError):  # no thread can be started now: no reason to end the engine
+                await asyncio.to_thread(self._log.bound)
 
     async def _wait_until_ready(self, probe: Probe) -> None:
         """Wait until the engine has made a token; reports meanwhile how far the start is, from the log. Another program

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from cluster.bounded import PLAIN, Unfit, whole_body
+from cluster.bounded import PLAIN, Unfit, no_descriptors, whole_body
 from cluster.instance import Load, models_in
 from engine.vllm.metrics import parse_loads
 
@@ -28,12 +28,16 @@ NO_SUCH_MODEL = b"NotFoundError"
 class Unwell(Exception):
     """The engine did not answer as a healthy one.
 
-    `dead`: it said that it is dead, or its port refuses connections. `status` and `answer`: its HTTP answer; 0: none.
+    `dead`: it said that it is dead, or its port refuses connections. `ours`: this process has no file descriptor left,
+    and the engine may be well. `status` and `answer`: its HTTP answer; 0: none.
     """
 
-    def __init__(self, because: str, *, dead: bool = False, status: int = 0, answer: bytes = b"") -> None:
+    def __init__(
+        self, because: str, *, dead: bool = False, ours: bool = False, status: int = 0, answer: bytes = b""
+    ) -> None:
         super().__init__(because)
         self.dead = dead
+        self.ours = ours
         self.status = status
         self.answer = answer
 
@@ -105,6 +109,9 @@ class Probe:
         except TimeoutError as error:
             raise Unwell(f"{method} {path}: no answer in {limit_s:g} s") from error
         except aiohttp.ClientConnectorError as error:
+            if no_descriptors(error.os_error):
+                because = "no file descriptor is left here (`ulimit -n`)"
+                raise Unwell(f"{method} {path}: {because}", ours=True) from error
             raise Unwell(f"{method} {path}: nothing listens there", dead=True) from error
         except Unfit as error:
             raise Unwell(f"{method} {path}: {error}") from error

@@ -245,6 +245,7 @@ def _parts(config: RouterConfig, log: DecisionLog | None, meters: RouterMetrics,
         log, view, policy, admission=bool(config.classes), foresees=policy in FORESEEING
     )
     meters.handoffs_off.guard = scheduler.guard
+    meters.flow.base = view.served.base
     clients = Clients(config.classes, config.tenants, config.tenant_keys)
     scheduler.shares = clients.shares
     predictor = _predictor(config, fleet, scheduler)

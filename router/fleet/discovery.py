@@ -154,9 +154,11 @@ class Discovery:
             elif not self._told_down:
                 logger.warning("%s; no instance is known before it answers", down)
             self.heard, self._told_down, self._full_since = False, True, None
-            self._instances.deaf()
-            self._routers.deaf()
+            self._deaf()
             return
+        if self.heard and self.heard_at is not None and now - self.heard_at >= self._registry.ttl_s:
+            logger.warning("this router stood still for %.0f s, perhaps the whole machine", now - self.heard_at)
+            self._deaf()  # agents may have stood still with it, and need a moment for their next heartbeats
         if not self.heard:
             logger.info("the registry is heard")
         self.heard, self.heard_at = True, now
@@ -177,13 +179,17 @@ class Discovery:
                 logger.info("the registry takes heartbeats again")
             self._full_since, self._told_full = None, False
             return
-        self._instances.deaf()
-        self._routers.deaf()
+        self._deaf()
         if self._full_since is None:
             self._full_since = now
         elif not self._told_full and now - self._full_since > 2 * BEAT_EVERY_S:  # not just one heartbeat
             self._told_full = True
             logger.warning("%s; it is read, but takes no heartbeats: serving on with what is known", self._refusal)
+
+    def _deaf(self) -> None:
+        """No member expires before it has had another ttl to be heard."""
+        self._instances.deaf()
+        self._routers.deaf()
 
     async def _hear_controller(self, now: float) -> None:
         """Read the controller's heartbeat, for the UI and the metrics alone. An access list older than controllers may

@@ -38,20 +38,41 @@ class ServedModels:
         self._fleet: Final = fleet
         self._by_tenant: Final[dict[str, tuple[str, ...]]] = {}
         """By tenant that some instances are reserved for."""
+        self._bases: Final[dict[str, str]] = {}
+        """By name, the model that it means (`base`); empty: not made yet."""
         self._version = -1
-        """The version of the columns for which `_by_tenant` is valid."""
+        """The version of the columns for which these two are valid."""
 
     def names(self, tenant: str) -> tuple[str, ...]:
         """Names of all models that instances serve for this tenant, in order, once each."""
-        version, whose = self._fleet.columns.version, self._fleet.whose(tenant)
-        if version != self._version:
-            self._version = version
-            self._by_tenant.clear()
+        whose = self._fleet.whose(tenant)
+        self._refresh()
         found = self._by_tenant.get(whose)
         if found is None:
             serving = (view.models for view in self._fleet if view.instance.serves(whose))
             found = self._by_tenant[whose] = tuple(dict.fromkeys(name for models in serving for name in models))
         return found
+
+    def base(self, name: str) -> str:
+        """The model that a name means: an adapter's model, else the name itself. Empty: no instance serves it.
+
+        An adapter's parent is any text that its user has given; else it is the name of the instance's model.
+        """
+        self._refresh()
+        if not self._bases:
+            for view in self._fleet:
+                models = [str(entry.get("id")) for entry in view.models_json if not entry.get("parent")]
+                for each in view.models:
+                    self._bases.setdefault(each, each if each in models or not models else models[0])
+        return self._bases.get(name, "")
+
+    def _refresh(self) -> None:
+        """Drop what was made before the last change."""
+        version = self._fleet.columns.version
+        if version != self._version:
+            self._version = version
+            self._by_tenant.clear()
+            self._bases.clear()
 
     def lacks(self, model: str, tenant: str) -> bool:
         """Whether no instance serves this model to this tenant. False as long as no instance has named its models."""

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import io
-import os
-import socket
 import traceback
 from collections.abc import Mapping
 
 import aiohttp
 import msgspec
 
-from cluster.bounded import PLAIN, Unfit, whole_body
+from cluster.bounded import PLAIN, Unfit, no_descriptors, whole_body
 from cluster.http.answers import HEAD_BYTES_MAX
 from cluster.http.pool import KEEPALIVE_S
 from cluster.instance import Instance
@@ -61,21 +58,9 @@ def too_long(bytes_max: int) -> EngineLost:
 
 def not_connected(error: OSError, because: str) -> EngineLost:
     """The loss of a request for which no connection was made, for this reason."""
-    if _no_descriptors(error):
+    if no_descriptors(error):
         return EngineLost("the router is out of file descriptors (`ulimit -n`)", reached=False, ours=True)
     return EngineLost(because, reached=False)
-
-
-def _no_descriptors(error: OSError) -> bool:
-    """Whether this process has run out of file descriptors. A host's name is looked up in files: without descriptors,
-    `error` says that the host is unknown.
-    """
-    if isinstance(error, socket.gaierror):
-        try:
-            os.close(os.open(os.devnull, os.O_RDONLY))
-        except OSError as instead:
-            error = instead
-    return error.errno in {errno.EMFILE, errno.ENFILE}
 
 
 class Answer(msgspec.Struct, frozen=True):

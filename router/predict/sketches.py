@@ -18,6 +18,10 @@ from typing import Final
 _UNIT_MAX = 2.0**20
 """Weight of one observation at which a row is scaled down."""
 
+_FORGOTTEN = 1e-100
+"""Mass below this share of one observation counts as none: it comes from observations some 230 memories ago, and a
+quotient by still less would be infinite."""
+
 
 def between(at: float, places: Sequence[float], heights: Sequence[float]) -> float:
     """The height at a place, on straight lines between the given points; beyond them the height of the last. Places
@@ -94,11 +98,11 @@ class _Row:
 
     def spread(self, at: int) -> None:
         """The last observation is in this bin or a later one: spread it like the mass that is there already; without
-        any, put it into this bin.
+        any (`_FORGOTTEN`), put it into this bin.
         """
         mass, first = self.mass, max(0, at - self.begin)
         seen = sum(mass[first:])
-        if seen <= 0.0:
+        if seen <= _FORGOTTEN * self.unit:
             self.put(at)
             return
         grown = 1.0 + self.unit / seen

@@ -23,6 +23,9 @@ within some 10 % (docs/policy.md)."""
 NEARLY: Final = 0.93
 """The share of a target to plan with: steps get longer during an answer, as other answers join it."""
 
+OVER_MAX: Final = 64
+"""`StallLimits.outlived` has at most so many entries more than four times as many as there are living limits."""
+
 STEP_MS_MIN: Final = 0.01
 """The shortest step assumed, whatever a cost profile says."""
 
@@ -109,6 +112,10 @@ class StallLimits:
         """The answer will be longer than the limit's length after `tokens` more tokens."""
         self._numbered += 1
         heappush(self.outlived, (progress + tokens * max(step_ms, STEP_MS_MIN), self._numbered, limit))
+        # Their time may never come: where prompts take less than predicted, that clock stands, or goes back.
+        if len(self.outlived) > OVER_MAX + 4 * len(self.living):
+            self.outlived[:] = [each for each in self.outlived if not each[2].over]
+            heapify(self.outlived)
 
     def outlive(self, progress: float, step_ms: float) -> None:
         """Answers that have become longer than their limit's length get a limit for twice the length. Their wait is

@@ -8,7 +8,7 @@ thousands with hundreds of tenants must not be sent every second.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from cluster.credits import NAME_BYTES_MAX, PLACES_BYTES_MAX, POOLS_MAX, TenantDemand, largest
@@ -56,7 +56,10 @@ class OwnWord:
         """The fields of a heartbeat that the goodput controller reads."""
         if self._flow is None:
             return {}
-        return {"counted": self._flow.told(), "backlog": backlog(self._scheduler.line.everybody(), now)}
+        return {
+            "counted": self._flow.told(),
+            "backlog": backlog(self._scheduler.line.everybody(), now, self._flow.model_of),
+        }
 
 
 def demands(scheduler: Scheduler) -> tuple[TenantDemand, ...]:
@@ -154,12 +157,14 @@ def _places(fleet: FleetSnapshot, role: Role, model: str) -> int:
     return sum(fits)
 
 
-def backlog(waiting: Iterable[object], now: float) -> tuple[Backlog, ...]:
-    """The backlog of the flow-control queue, by model. `waiting`: requests; `now` on the clock of their arrivals."""
+def backlog(waiting: Iterable[object], now: float, model_of: Callable[[str], str] = str) -> tuple[Backlog, ...]:
+    """The backlog of the flow-control queue, by model. `waiting`: requests; `now` on the clock of their arrivals;
+    `model_of`: the model that a name means.
+    """
     found: dict[str, tuple[int, float]] = {}
     for context in waiting:
         assert isinstance(context, SchedulingContext)
-        model = context.wanted.model or ""
+        model = model_of(context.wanted.model or "")
         if len(model) > NAME_CHARS_MAX or (model not in found and len(found) >= SERIES_MAX - 1):
             model = OTHERS
         count, oldest_s = found.get(model, (0, 0.0))

@@ -5,6 +5,7 @@ Demand is counted at arrival: a full fleet finishes no more than it can, whateve
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
@@ -13,6 +14,9 @@ from goodput.sketch import bucket_of
 from router.core.slo import MET, MISSED, SHED
 
 Series = tuple[str, str]
+
+ADAPTERS_MAX: Final = 4096
+"""The number of adapters whose models are remembered after no instance has them any more."""
 
 
 class _Counters:
@@ -32,10 +36,16 @@ class _Counters:
 
 
 class RouterFlow:
-    """The counters of one router process, since its start."""
+    """The counters of one router process, since its start. A request for a LoRA adapter counts for the adapter's model:
+    adapters come and go, and instances are started for models.
+    """
 
     def __init__(self) -> None:
+        self.base: Callable[[str], str] = str
+        """Gives the model that a name means (`router.fleet.view.ServedModels.base`); empty: no instance serves it."""
         self._series: Final[dict[Series, _Counters]] = {}
+        self._adapters: Final[dict[str, str]] = {}
+        """The models of adapters, by name, the one asked for longest ago first."""
 
     def arrived(self, model: str, slo_class: str, prompt_tokens: int) -> None:
         """A request that may be served has arrived. `prompt_tokens`: estimated, by the predictor or from its bytes."""
@@ -73,7 +83,18 @@ class RouterFlow:
         """All counters as they are now."""
         return tuple(_told(series, counters) for series, counters in self._series.items())
 
+    def model_of(self, name: str) -> str:
+        """The model that a request for this name counts for, also after its adapter was unloaded."""
+        base, known = self.base(name), self._adapters.pop(name, name)
+        model = base or known
+        if model != name:
+            self._adapters[name] = model
+            if len(self._adapters) > ADAPTERS_MAX:
+                del self._adapters[next(iter(self._adapters))]
+        return model
+
     def _of(self, model: str, slo_class: str) -> _Counters:
+        model = self.model_of(model)
         series = (model, slo_class)
         found = self._series.get(series)
         if found is not None:

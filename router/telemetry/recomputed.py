@@ -1,8 +1,7 @@
 """How many handed-over tokens each instance computed itself nevertheless: engines' reports as counters. Pure.
 
-An engine's report (`Load.recomputed_tokens`) begins at zero with each start of the engine. By vLLM's own counters it
-may be too high for a moment, as these include pulls under way. So the lowest of the last `LOOKS` reports counts, and a
-counted token is never taken back.
+An engine's report (`Load.recomputed_tokens`) begins at zero with each start of the engine, and may be too high for a
+moment (`cluster.instance.SettledTokens`).
 """
 
 from __future__ import annotations
@@ -12,11 +11,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from cluster.ids import InstanceId
+from cluster.instance import SettledTokens
 from router.fleet.columns import InstanceView
 from router.fleet.snapshot import FleetSnapshot
-
-LOOKS: Final = 5
-"""The number of reports of one life before any counts. Reports are a second apart, a pull takes milliseconds."""
 
 LATELY: Final = 60
 """The number of looks that count as recent."""
@@ -25,30 +22,28 @@ LATELY: Final = 60
 class RecomputedCounts:
     """The counters of one instance."""
 
-    __slots__ = ("_before", "_epoch", "_last", "_life", "_totals", "_words")
+    __slots__ = ("_before", "_epoch", "_last", "_pulled", "_settled", "_totals")
 
     def __init__(self) -> None:
         self._before = (0, 0)
         """Recomputed and pulled tokens of earlier lives."""
-        self._life = (0, 0)
-        """The same of this life."""
+        self._settled: Final = SettledTokens()
+        self._pulled = 0
+        """`_settled`, `_pulled`: the same of this life."""
         self._epoch = 0
         self._last = 0
         """Tokens pulled in this life, by the last report."""
-        self._words: deque[int] = deque(maxlen=LOOKS)
         self._totals: deque[int] = deque(maxlen=LATELY + 1)
 
     def hear(self, seen: InstanceView) -> None:
         """Take one report of the instance's engine."""
         load, epoch = seen.load, seen.instance.epoch
-        if self._words and (epoch != self._epoch or load.external_kv_tokens < self._last):
-            self._before = self.recomputed, self.pulled
-            self._life = 0, 0
-            self._words.clear()
+        if self._settled.begun and (epoch != self._epoch or load.external_kv_tokens < self._last):
+            self._before, self._pulled = (self.recomputed, self.pulled), 0
+            self._settled.restart()
         self._epoch, self._last = epoch, load.external_kv_tokens
-        self._words.append(load.recomputed_tokens)
-        if len(self._words) == LOOKS:
-            self._life = max(self._life[0], min(self._words)), load.external_kv_tokens
+        if self._settled.hear(load.recomputed_tokens):
+            self._pulled = load.external_kv_tokens
             self._totals.append(self.recomputed)
 
     @property
@@ -59,12 +54,12 @@ class RecomputedCounts:
     @property
     def recomputed(self) -> int:
         """Prompt tokens that were to be pulled and were computed instead."""
-        return self._before[0] + self._life[0]
+        return self._before[0] + self._settled.tokens
 
     @property
     def pulled(self) -> int:
         """Prompt tokens whose KV came from another instance."""
-        return self._before[1] + self._life[1]
+        return self._before[1] + self._pulled
 
     @property
     def lately(self) -> int:

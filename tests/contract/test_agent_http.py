@@ -15,7 +15,7 @@ from cluster.instance import Role
 from cluster.keys import digest
 from engine.agent.http import Gate, agent_app, listen
 from kvtransfer.keys import instance_key
-from kvtransfer.signed import READER, SIGNATURE, TO, Ask, signed_headers
+from kvtransfer.signed import NONCE_BYTES, READER, SIGNATURE, TO, Ask, Judge, signed_headers
 from kvtransfer.ticket import SigningKey
 
 
@@ -220,3 +220,12 @@ async def test_this_machines_own_names_and_pages_are_taken(agent: Agent) -> None
     for headers in ({"Host": "localhost:8200"}, {"Host": "[::1]:8200"}, {"Origin": f"http://{here}", "Host": here}):
         async with session.post("/resume", headers=headers) as answer:
             assert answer.status == 202, headers
+
+
+def test_a_clock_that_is_set_back_an_hour_refuses_no_new_signature() -> None:
+    key, ask, now = SigningKey("k1", bytes(32)), Ask(method="GET", path="/state", by="r", to="d"), 1_900_000_000.0
+    judge = Judge("d", now + 3600)  # it was started while its machine's clock was an hour fast
+    for number in range(2):
+        said = signed_headers(ask, key, now=now, nonce=number.to_bytes(NONCE_BYTES))[SIGNATURE]
+        assert judge.fault(said, ask, [key], now) == ""
+        assert judge.fault(said, ask, [key], now) == "the signature was used before"

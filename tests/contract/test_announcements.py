@@ -1,4 +1,4 @@
-"""A router's announcements: they fit with their proofs, and no fault ends them."""
+"""A router's announcements: they fit with their proofs, and no fault ends them. And what it hears of others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,3 +158,23 @@ async def test_a_registry_that_answers_and_takes_no_heartbeats_loses_no_instance
         "the registry takes heartbeats again",
         "it was ready in epoch 1",
     ]
+
+
+async def test_a_machine_that_stood_still_loses_no_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a pause the registry on the same machine has forgotten its agents, until they announce themselves again."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(discovery, "time", SimpleNamespace(monotonic=lambda: clock.now, time=time.time))
+    registry, fleets = MemoryRegistry(lambda: clock.now), []
+    watch = Discovery(registry, lambda reported, _: fleets.append([each.instance.id for each in reported]))
+    beat = Heartbeat(id=InstanceId("d"), agent="alfa", kind=MemberKind.INSTANCE, url=URL)
+    await registry.beat(beat)
+    await watch.read()
+    clock.now += 90.0
+    await watch.read()
+    clock.now += registry.ttl_s / 2
+    await registry.beat(replace(beat, seq=1))
+    await watch.read()
+    for _ in range(4):
+        clock.now += registry.ttl_s / 2
+        await watch.read()
+    assert fleets == [["d"]] * 4 + [[]] * 3, "it is gone once it is silent while the router listens"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.scaling import FILE as RESIZED
@@ -136,6 +138,18 @@ def test_a_bad_file_says_what_is_wrong_once(file: Path) -> None:
     assert changing.look() is None
     write(file, FILE.replace("500", "600"))
     assert isinstance(changing.look(), Spec), "mended"
+
+
+def test_a_file_that_was_edited_while_no_descriptor_was_free_is_read_later(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing = Changing(str(file))
+    write(file, FILE.replace("500", "600"))
+    with monkeypatch.context() as limited:
+        limited.setattr(Path, "read_bytes", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        assert "cannot be opened" in str(changing.look())
+        assert changing.look() is None, "it is said once"
+    assert isinstance(changing.look(), Spec)
 
 
 def test_a_tenant_without_its_key_file_leaves_all_as_it_is(file: Path) -> None:

@@ -58,6 +58,22 @@ def test_a_tenant_that_was_given_more_waits_for_the_others() -> None:
     assert order(line) == ["poor", "rich 1", "rich 2"]
 
 
+def test_a_tenant_that_comes_to_an_empty_queue_has_no_claim_on_the_weeks_before() -> None:
+    line = FlowControlQueue()
+    line.gave("regular", 7 * 86_400_000.0)
+    for at in range(8):
+        enter(line, f"new {at}", tenant="new", ttft_ms=20_000.0)
+    enter(line, "regular 0", now=1.0, tenant="regular", ttft_ms=500.0)
+    assert line.call_first() == ("regular 0",), "its deadline is the first"
+    line.leave("regular 0", placed=True)
+    line.gave("regular", FAIR_MS / 2)
+    enter(line, "regular 1", now=1.0, tenant="regular", ttft_ms=500.0)
+    assert line.call_first() == ("new 0",), "the new one is behind by what counts as a burst"
+    line.leave("new 0", placed=True)
+    line.gave("new", FAIR_MS)
+    assert order(line)[0] == "regular 1"
+
+
 def test_shares_are_kept_over_time() -> None:
     line, given = FlowControlQueue(), {"one": 0.0, "three": 0.0}
     for tenant in given:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -142,6 +143,15 @@ def test_a_client_too_many_is_turned_away_and_places_come_back(engine: Engine) -
     while threading.active_count() >= d.CLIENTS_MAX:  # each sees the end of its client by itself
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_door_outlives_a_moment_without_threads(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as limited:
+        limited.setattr(d.threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        for _ in range(d.CLIENTS_MAX + 1):
+            with pytest.raises((OSError, ValueError)):
+                d.ask(engine.door.path, {"ask": "state"})
+    assert d.ask(engine.door.path, {"ask": "state"}) == {"ok": True}
 
 
 def test_engines_without_agents_are_introduced_to_each_other(engine: Engine, tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from cluster.flow import OTHERS, SERIES_MAX
 from cluster.ids import InstanceId
+from cluster.instance import Instance, Role
 from cluster.registry.membership import Heartbeat, MemberKind, decode, encode
 from goodput.sketch import bucket_of
 from router.core.slo import LEFT, MET, SHED
 from router.core.values import Wanted
+from router.fleet.view import FleetView
 from router.scheduler.demand import backlog
 from router.scheduler.placements import SchedulingContext
 from router.telemetry.flow import RouterFlow
@@ -49,6 +51,26 @@ def test_counters_never_shrink_however_many_models_there_are() -> None:
     assert all(second[series] >= count for series, count in first.items())
     assert sum(second.values()) == 6 * SERIES_MAX + 1
     assert second[OTHERS, ""] > 0
+
+
+def test_adapters_that_come_and_go_count_for_their_model() -> None:
+    """Also at the end of a request whose adapter was unloaded meanwhile. Other models' counters stay their own."""
+    view, flow = FleetView(), RouterFlow()
+    flow.base = view.served.base
+    view.add(Instance(id=InstanceId("both-0"), role=Role.BOTH, url="http://e:1"))
+    for number in range(3 * SERIES_MAX):
+        name = f"lora-{number}"
+        view.seen(InstanceId("both-0"), ({"id": "base"}, {"id": name, "parent": "org/base"}), None)
+        flow.arrived(name, "", 10)
+        view.seen(InstanceId("both-0"), ({"id": "base"},), None)
+        flow.ended(name, "", 5, MET, late_first=False)
+        waiting = [SchedulingContext(Wanted(model=name, hand_over=True, arrived=1.0))]
+        assert [each.model for each in backlog(waiting, 2.0, flow.model_of)] == ["base"]
+    flow.arrived("other", "", 10)
+    assert [(each.model, each.arrivals, each.ended) for each in flow.told()] == [
+        ("base", 3 * SERIES_MAX, 3 * SERIES_MAX),
+        ("other", 1, 0),
+    ]
 
 
 def test_the_backlog_says_how_many_wait_and_since_when() -> None:

@@ -233,6 +233,17 @@ def test_a_restart_does_not_make_used_tickets_new() -> None:
     assert why(raw, screen=Screen(NOW + SKEW_S - 1), at=NOW + SKEW_S - 1) is None, "clocks may be apart by so much"
 
 
+def test_a_clock_that_is_set_back_an_hour_stops_no_hand_over() -> None:
+    """The server was started while its clock was an hour fast. What was used since then stays used."""
+    screen, fast = Screen(NOW + 3600), NOW + 3700
+    assert why(body_with(signed(PULL, D, at=fast)), screen=screen, at=fast) is None
+    raw = body_with(signed(PULL, D, at=NOW, nonce=2))
+    assert why(raw, screen=screen, at=NOW + 1) is None
+    assert why(raw, screen=screen, at=NOW + 2) is Why.REPLAYED
+    before = body_with(signed(PULL, D, at=NOW - 30, nonce=3))
+    assert why(before, screen=screen, at=NOW + 2) is Why.REPLAYED, "it may have been used before the start"
+
+
 def test_the_memory_of_used_tickets_is_bounded_and_refuses_when_full(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SPENT_MAX == 1 << 18
     monkeypatch.setattr("kvtransfer.screen.SPENT_MAX", 2)

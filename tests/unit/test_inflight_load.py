@@ -15,7 +15,7 @@ from router.predict.inflight_load import (
     InflightLoad,
     InflightRequest,
 )
-from router.predict.stall_limits import NEARLY, SHORT_ONES, STEPS_WITHIN
+from router.predict.stall_limits import NEARLY, OVER_MAX, SHORT_ONES, STEPS_WITHIN
 from router.predict.step_model import UNKNOWN, Make, make_of
 
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
@@ -217,6 +217,25 @@ def test_answers_do_not_outlive_a_length_while_prompts_run() -> None:
     left_ms = (NEARLY * 10.0 - step_ms) * 49 - 60.0
     assert passed(here, left_ms * 1.01, later) == 1, "for 60 ms of this time it made no token"
     assert passed(here, left_ms * 1.01, later + 0.06) == 0
+
+
+def test_ended_answers_leave_nothing_behind_where_prompts_take_less_than_predicted() -> None:
+    """Prompts are predicted to keep answers waiting for longer than all the time there is, so the clock on which
+    answers outlive their lengths goes back.
+    """
+    here, stays = inflight(), booking(tpot=50.0)
+    place(here, stays, 0, 100.0, 0.0)
+    here.opened(stays, 0.01)
+    for number in range(1, 400):
+        one, now = booking(tpot=50.0), number * 0.05
+        place(here, one, 0, 200.0, now)
+        here.prompt_over(one, now, done=False, presumed=True)
+        here.opened(one, now + 0.01)
+        here.answer_over(one, now + 0.04, 3)
+    limits = here.rows[0].limits
+    assert len(limits.living) == 2
+    assert len(limits.outlived) <= OVER_MAX + 4 * 4
+    assert {id(limit) for _, _, limit in limits.outlived} >= {id(limit) for limit in limits.living}
 
 
 def test_prompts_leave_less_time_to_answers_for_a_while() -> None:

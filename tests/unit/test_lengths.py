@@ -184,6 +184,23 @@ def test_weights_that_grow_for_ever_stay_finite() -> None:
     assert found.served[0] == 30
 
 
+def test_a_length_that_was_last_seen_long_ago_does_not_spoil_predictions() -> None:
+    """After 710 times `memory` answers the weight of a length is too small to divide by. An answer that was cut off at
+    such a length made every tenant's distribution NaN, for good: each answer was predicted to be the longest.
+    """
+    predictor = Predictor(memory=2.0, rate=0.0, credibility=0.01)
+    asked = predictor.predict(ASKED)
+    for tokens in (LENGTH_MAX, *[30] * 1050):
+        predictor.learn(asked, tokens)
+    predictor.learn(asked, 90_000, cut_off=True)
+    for _ in range(60):
+        predictor.learn(asked, 30)
+    predictor.settle()
+    found = predictor.predict(ASKED)
+    assert found.served[0] < 40
+    assert found.mean < 200
+
+
 def test_mean_remaining_ends_with_the_answer() -> None:
     found = taught(*[100] * 500).predict(ASKED._replace(max_tokens=300))
     assert found.mean_remaining(0) == pytest.approx(found.mean)

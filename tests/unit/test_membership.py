@@ -232,6 +232,19 @@ def test_no_member_expires_while_the_registry_does_not_answer() -> None:
 # --- epochs ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("last", [MemberState.GONE, MemberState.READY])
+def test_of_a_router_that_left_only_its_name_and_time_are_remembered(last: MemberState) -> None:
+    """Routers have a new name at each start, and whole heartbeats of months take hundreds of megabytes."""
+    membership, legs = Membership(TTL), {f"decode-{number}": (1, 2, 3) for number in range(1000)}
+    told = beat(id="router-1", kind=MemberKind.ROUTER, legs=legs)
+    fold(membership, 0.0, told)
+    ((left, _),) = fold(membership, TTL, replace(told, seq=1, state=last)) or fold(membership, 2 * TTL)
+    assert left == ("left" if last is MemberState.GONE else "expired")
+    kept = membership._parted[told.id].beat
+    assert len(encode(told)) > 20_000 and len(encode(kept)) < 1000
+    assert (kept.who, kept.order) == (told.who, (1, 1))
+
+
 def test_epochs_only_rise() -> None:
     assert next_epoch(None, 0, 0.0) == 1
     assert next_epoch(4, 0, 0.0) == 5

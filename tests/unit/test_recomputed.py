@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cluster.ids import InstanceId
+from cluster.instance import SETTLED_LOOKS as LOOKS
 from cluster.instance import Instance, Load, Role
+from decode.rules import DecodeRules
+from engine.agent.machine import AgentMachine
+from engine.agent.rank import Rank
 from router.fleet.view import FleetView
 from router.telemetry.metrics import RouterMetrics
-from router.telemetry.recomputed import LATELY, LOOKS, Recomputed
+from router.telemetry.recomputed import LATELY, Recomputed
 
 D = InstanceId("d")
 
@@ -90,3 +94,17 @@ def test_the_counters_are_exported_to_prometheus() -> None:
     lines = meters.text(view, 0).decode().splitlines()
     assert 'baton_handoff_recomputed_tokens_total{instance="d"} 281.0' in lines
     assert 'baton_handoff_pulled_tokens_total{instance="d"} 1000.0' in lines
+
+
+def test_an_agents_counter_never_goes_back_within_a_life_of_its_engine() -> None:
+    """Pulls that are under way come and go in vLLM's counts. Prometheus takes each step back for a restart, and counts
+    all tokens once more.
+    """
+    rank = Rank(AgentMachine(name=D, rules=DecodeRules(), role=Role.DECODE), tiered=False)
+    told = []
+    for tokens in [0, 300, 0, 900, 0, 281, 581, 281, 281, 1181, 281, 0]:
+        rank.read(Load(recomputed_tokens=tokens))
+        told.append(rank.samples()["baton_agent_recomputed_tokens_total"])
+    assert told == sorted(told) and told[-2:] == [281, 281]
+    rank.restart()
+    assert rank.samples()["baton_agent_recomputed_tokens_total"] == 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import stat
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +24,7 @@ from cluster.instance import Role
 from engine.vllm.command import GUARD, command, environment
 from engine.vllm.placement import MachineShare
 from engine.vllm.spec import EngineSpec
+from kvtransfer import keyfile
 from kvtransfer.keys import (
     FILE_VARIABLE,
     KEYS_MAX,
@@ -114,6 +117,20 @@ def test_a_fleet_of_several_machines_brings_its_own_file(tmp_path: Path) -> None
         assert router == file
         assert read_instance(engines["decode-0"].read_text()).keys[0] == instance_key(FLEET, D)
     assert file.exists()
+
+
+def test_a_file_that_changed_while_no_descriptor_was_free_is_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(keyfile, "AGAIN_S", 0.0)
+    file = ticket_keys.write_private(tmp_path / "fleet", fleet_text((OLD,)))
+    kept = keyfile.KeyFile(file, read_fleet)
+    ticket_keys.write_private(file, fleet_text((FLEET, OLD)))
+    with monkeypatch.context() as limited:
+        limited.setattr(Path, "open", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        assert [kept.get(), kept.get()] == [(OLD,), (OLD,)]
+    assert kept.get() == (FLEET, OLD)
+    assert [each.levelname for each in caplog.records] == ["WARNING"], "it is said once"
 
 
 def test_a_new_key_is_appended_after_the_signing_key(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 from cluster.errors import EngineFailed
 from cluster.ids import InstanceId
 from cluster.instance import Role
+from engine.vllm import child
 from engine.vllm.child import EngineChange, EngineProcess, session_of
 from engine.vllm.probe import Probe, Unwell
 from engine.vllm.spec import EngineSpec
@@ -287,3 +288,47 @@ async def test_a_closed_port_counts_as_a_dead_engine(ask: Callable[[Probe], obje
             with pytest.raises(Unwell, match=because) as unwell:
                 await ask(probe)  # type: ignore[misc]
     assert unwell.value.dead is dead
+
+
+async def test_an_engine_is_not_killed_because_its_agent_has_no_file_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = asyncio.Queue[None]()
+
+    async def none_left(*_: object, **__: object) -> None:
+        tried.put_nowait(None)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(child, "READY_EVERY_S", 0.01)
+    engine = Engine(tmp_path)
+    async with running(engine):
+        await engine.wait_for(EngineState.READY)
+        with monkeypatch.context() as limited:
+            limited.setattr("aiohttp.connector.aiohappyeyeballs.start_connection", none_left)
+            async with asyncio.timeout(20):
+                for _ in range(3):
+                    await tried.get()
+            async with Probe(engine.process.spec.url, KEY) as probe:
+                with pytest.raises(Unwell, match="no file descriptor is left here") as unwell:
+                    await probe.health()
+        assert unwell.value.ours and not unwell.value.dead
+        assert engine.states == ["starting", "ready"]
+
+
+async def test_an_engine_outlives_a_moment_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = asyncio.Queue[None]()
+
+    async def none_left(*_: object) -> None:
+        tried.put_nowait(None)
+        raise RuntimeError("can't start new thread")
+
+    engine = Engine(tmp_path)
+    async with running(engine):
+        await engine.wait_for(EngineState.READY)
+        with monkeypatch.context() as limited:
+            limited.setattr(child, "LOG_EVERY_S", 0.01)
+            limited.setattr(child.asyncio, "to_thread", none_left)
+            async with asyncio.timeout(20):
+                for _ in range(2):
+                    await tried.get()
+        assert engine.states == ["starting", "ready"]

@@ -93,6 +93,8 @@ class FlowControlQueue:
         self._patient = 0
         self._given: Final[dict[str, float]] = {}
         """By tenant: the work it has got, divided by its share."""
+        self._most = 0.0
+        """The largest of these."""
         self._rate = 0.0
         """Milliseconds of work a second that the fleet takes; 0: not seen yet."""
         self._rate_at = -1.0
@@ -154,11 +156,12 @@ class FlowControlQueue:
         return self._number
 
     def _begins(self, tenant: str) -> None:
-        """A tenant that had no waiting requests has no claim on that time."""
+        """A tenant that had no waiting requests has no claim on that time. If no tenant has any, it is behind the one
+        that got most by `FAIR_MS` at most: else one that had been away for weeks would be served alone for as long.
+        """
         waiting = {entry.tenant for entry in self._entries.values()}
-        least = min((self._given.get(name, 0.0) for name in waiting), default=None)
-        if least is not None:
-            self._given[tenant] = max(self._given.get(tenant, 0.0), least)
+        least = min((self._given.get(name, 0.0) for name in waiting), default=self._most - FAIR_MS)
+        self._given[tenant] = max(self._given.get(tenant, 0.0), least)
 
     def _insert(self, entry: _Waiter) -> None:
         insort(self._groups.setdefault((entry.kind, entry.tenant, entry.late), []), (*entry.key, entry))
@@ -246,7 +249,8 @@ class FlowControlQueue:
 
     def gave(self, tenant: str, work_ms: float) -> None:
         """A tenant's request was placed: add its work, divided by the tenant's share."""
-        self._given[tenant] = self._given.get(tenant, 0.0) + work_ms
+        given = self._given[tenant] = self._given.get(tenant, 0.0) + work_ms
+        self._most = max(self._most, given)
 
     def took(self, work_ms: float, now: float) -> None:
         """The fleet has taken a prompt: update the rate, if requests wait."""
