@@ -24,7 +24,7 @@ from engine.vllm.command import command, environment, printable
 from engine.vllm.keeper import end_all
 from engine.vllm.listener import listens
 from engine.vllm.logfile import LogFile
-from engine.vllm.logtext import FIRST_STAGE, reason, stage, worth_showing
+from engine.vllm.logtext import FIRST_STAGE, has_draft, reason, stage, worth_showing
 from engine.vllm.probe import Probe, Unwell
 from engine.vllm.scratch import scratch
 from engine.vllm.spec import EngineSpec
@@ -327,11 +327,12 @@ class EngineProcess:
         """Wait until the engine has made a token; reports meanwhile how far the start is, from the log. Another program
         that answers on the engine's port is never taken for the engine.
         """
-        told = FIRST_STAGE
+        told, drafts = FIRST_STAGE, False
         while True:
             reached = told
             for line in self._log.new_lines():
-                reached = stage(line, reached)
+                drafts = drafts or has_draft(line)
+                reached = stage(line, reached, drafts=drafts)
             if reached != told:
                 told = reached
                 if self._machine.state is EngineState.STARTING:
