@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import shlex
 import signal
@@ -49,8 +48,6 @@ from engine.vllm.supervise import (
     WaitsForTurn,
 )
 from engine.vllm.turns import StartTurns
-
-logger = logging.getLogger("baton.engine")
 
 FOLDER = Path(__file__).parent
 KEEPER = FOLDER / "keeper.py"
@@ -232,29 +229,17 @@ class EngineProcess:
         self._feed(ChildExited(epoch, code if code >= 0 else 128 - code, because))
 
     async def _turn_comes(self, epoch: int) -> bool:
-        """Wait until no other engine starts on this engine's GPUs. False: it was told to stop meanwhile. One start is
-        waited for as long as it may take, and no longer: its agent may hang.
-        """
+        """Wait until no other engine starts on this engine's GPUs. False: it was told to stop meanwhile."""
         if self._turns is None:
             return True
-        holder, since, wait_max_s = "", 0.0, self._machine.rules.start_max_s + TURN_MARGIN_S
-        while self._ending is None:
-            before, now = self._turns.take(), self._loop.time()
-            name = (before or holder).partition(" ")[0]
-            if not before or (before == holder and now - since >= wait_max_s):
-                if before:
-                    waited = self.spec.instance, now - since, name
-                    logger.warning("%s waited %.0f s for %s, and starts beside it", *waited)
-                if holder:
-                    self._tell(EngineState.STARTING, FIRST_STAGE)
-                return True
-            if before != holder:
-                holder, since = before, now
-                logger.warning("%s waits: %s starts on the same GPU", self.spec.instance, name)
-                self._tell(EngineState.STARTING, f"after {name}, which starts on the same GPU")
+
+        def waits(detail: str) -> None:
             self._feed(WaitsForTurn(epoch))
-            await asyncio.sleep(STARTING_EVERY_S)
-        return False
+            if detail:
+                self._tell(EngineState.STARTING, detail)
+
+        wait_max_s = self._machine.rules.start_max_s + TURN_MARGIN_S
+        return await self._turns.comes(wait_max_s, lambda: self._ending is not None, waits)
 
     def _end_turn(self) -> None:
         if self._turns is not None:

@@ -17,16 +17,21 @@ for good: `baton up` ends, or leaves it to the controller if there is one.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 logger = logging.getLogger("baton.engine")
+
+LOOK_EVERY_S: Final = 0.25
+"""Seconds between two looks: less than the pause before a restart (`SuperviseLimits.pause_first_s`), so that an engine
+whose restarts fail one after the other leaves room for others in between."""
 
 _HOLDER_BYTES_MAX: Final = 256
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]")
@@ -70,6 +75,32 @@ class StartTurns:
             self.release()
             logger.warning("%s starts without a turn on its GPU: %s: %s", self._name, error.filename, error.strerror)
         return ""
+
+    async def comes(self, wait_max_s: float, ends: Callable[[], bool], waits: Callable[[str], None]) -> bool:
+        """Wait for the locks. False: `ends` has said that the engine is to start no more.
+
+        One start is waited for `wait_max_s` at most, as its agent may hang: then this engine starts without the locks.
+        `waits` is called at each look, with news for people or an empty text.
+        """
+        holder, since, clock = "", 0.0, asyncio.get_running_loop().time
+        while not ends():
+            before = self.take()
+            if not before:
+                if holder:
+                    waits("its turn has come")
+                return True
+            name, news = before.partition(" ")[0], ""
+            if before != holder:
+                holder, since = before, clock()
+                news = f"after {name}, which starts on the same GPU"
+                logger.warning("%s waits: %s starts on the same GPU", self._name, name)
+            elif clock() - since >= wait_max_s:
+                waits(f"beside {name}, which starts on the same GPU for {clock() - since:.0f} s")
+                logger.warning("%s waited %.0f s for %s, and starts beside it", self._name, clock() - since, name)
+                return True
+            waits(news)
+            await asyncio.sleep(LOOK_EVERY_S)
+        return False
 
     def release(self) -> None:
         """Give the locks back, also where the engine's processes have inherited them."""

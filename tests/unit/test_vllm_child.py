@@ -323,6 +323,7 @@ async def test_a_start_and_a_restart_wait_for_another_engine_that_starts_on_the_
         await engine.waits_after("other-0", epoch=2)
         other.release()
         await engine.wait_for(EngineState.READY, epoch=2)
+    assert [each.detail for each in engine.changes if each.detail == "its turn has come"] == ["its turn has come"] * 2
 
 
 async def eventually_taken(other: StartTurns) -> None:
