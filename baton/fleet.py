@@ -186,14 +186,8 @@ class LocalFleet:
         restarts = Restarts()
         while not self.stopping.is_set():
             member = self.members.of(program)
-            if member is not None and not await self.members.turn(member):
-                if member.leaving:
-                    self._forget(member)
-                return
             code = await program.run()
             self.codes[program.name] = code
-            if member is not None:
-                self.members.settled(member)
             if self.stopping.is_set():
                 break
             if member is not None and (code == 0 or member.leaving):
@@ -301,7 +295,6 @@ class LocalFleet:
         if self.stopping.is_set():
             return
         self.stopping.set()
-        self.members.end_turns()
         for program in self._programs():
             if program.running:
                 self.board.update(program.name, "stopping")

@@ -15,7 +15,6 @@ from baton.board import Board
 from baton.local import Event, Program, baton_words, is_free
 from baton.plan import LOOPBACK, PlacedEngine
 from baton.state import log_folder
-from baton.turns import Turns
 from cluster.ids import InstanceId
 from goodput.actions import pool_of_new
 from kvtransfer.asks import doors_of
@@ -85,11 +84,6 @@ class Members:
         """By pool, engines that were started later and have ended, the oldest first: those whose logs are kept."""
         self._started = asyncio.Event()
         """Set when an engine has become ready since the last introduction."""
-        self._turns = Turns()
-        self._moved = asyncio.Event()
-        """Set when an engine that waits for its turn may look again."""
-        self._over = False
-        """Whether no engine waits for its turn any more."""
 
     def __iter__(self) -> Iterator[LocalMember]:
         return iter([*self._found.values()])
@@ -143,37 +137,8 @@ class Members:
             self._board.update(name, "ready")
             member.ready.set()
             self._started.set()
-            self.settled(member)
         elif event.get("event") == "state" and event["state"] != "ready":
-            if event["state"] == "restarting":
-                self._turns.restarts(member.planned)
-                self._moved.set()
             self._board.update(name, str(event["state"]), str(event.get("detail", "")))
-
-    async def turn(self, member: LocalMember) -> bool:
-        """Wait until the engine may start, and count it as starting. False: it must not start, as it is to leave or the
-        cluster stops (`end_turns`).
-        """
-        while not (self._over or member.leaving):
-            before = self._turns.before(member.planned)
-            if not before:
-                self._turns.begin(member.planned)
-                return True
-            self._board.update(member.name, "starting", f"after {before}, on the same GPU")
-            self._moved.clear()
-            await self._moved.wait()
-        self._board.update(member.name, "stopped")
-        return False
-
-    def settled(self, member: LocalMember) -> None:
-        """The engine is ready, or its process has ended: the next one on its GPU may start."""
-        self._turns.settled(member.name)
-        self._moved.set()
-
-    def end_turns(self) -> None:
-        """The cluster stops: no engine waits for its turn any more."""
-        self._over = True
-        self._moved.set()
 
     def drain(self, name: str, deadline_s: float) -> None:
         """Let an engine finish its requests within `deadline_s`, and end; routers learn of it first. A second call does
@@ -183,7 +148,6 @@ class Members:
         if member is None or member.leaving or member.failed:
             return
         member.leaving = True
-        self._moved.set()
         self._board.update(name, "stopping", "it drains")
         member.program.stop()
         asyncio.get_running_loop().call_later(deadline_s + OVERDUE_S, _cut_off, member)
@@ -197,7 +161,6 @@ class Members:
             self.remove(member)
             return
         member.leaving = True
-        self._moved.set()
         _cut_off(member)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.vllm.child import CPU_SITE, end_session
 from engine.vllm.command import command, environment
-from engine.vllm.placement import CudaGpu, measures_memory, share, share_gpu
+from engine.vllm.placement import CudaGpu, measures_memory, share
 from engine.vllm.scratch import scratch
 from engine.vllm.spec import EngineSpec
 from kvtransfer.door import introduce_each_other
@@ -101,10 +101,10 @@ class Engines:
         self.stop()
 
     def _wait_for_turn(self, number: int) -> None:
-        """Wait until no engine starts that could measure this one's memory as its own (`baton.turns`)."""
+        """Wait until no engine starts that could measure this one's memory as its own (`engine.vllm.turns`)."""
         gpus = self._place(number).get("gpus", ())
         for other in self.running.values():
-            if measures_memory(self.flags) and share_gpu(gpus, other.spec.gpus):
+            if measures_memory(self.flags) and {*gpus} & {*other.spec.gpus}:
                 _wait(other)
 
     def _start(self, name: str, role: Role, number: int) -> Running:

@@ -292,6 +292,8 @@ def _quantised(config: Mapping[str, Any]) -> tuple[Dtype, float]:
     if algorithm and algorithm not in ALGORITHMS:
         known = ", ".join(ALGORITHMS)
         raise UsageError(f"{field} is {algorithm!r:.60}, of which costs know no sizes. Known are {known}.")
+    if algorithm == "NVFP4" and _weights_only(config):
+        algorithm = "W4A16_NVFP4"
     known_format = ALGORITHMS[algorithm] if algorithm else METHODS.get(method.lower())
     if known_format is not None:
         dtype, stored = known_format
@@ -306,6 +308,16 @@ def _quantised(config: Mapping[str, Any]) -> tuple[Dtype, float]:
     if config.get("load_in_8bit"):
         return Dtype.INT8, 1.0
     return Dtype.BF16, 2.0
+
+
+def _weights_only(config: Mapping[str, Any]) -> bool:
+    """Whether none of the checkpoint's groups has ``input_activations``. vLLM then computes with activations of 16
+    bits, though the file says NVFP4 (0.32, ``quantization/modelopt.py:797``, `ModelOptNvFp4Config`).
+    """
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        return False
+    return all(isinstance(each, Mapping) and each.get("input_activations") is None for each in groups.values())
 
 
 def _several(field: str, value: Any) -> UsageError:

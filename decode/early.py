@@ -9,7 +9,12 @@ An early leg names the instance that computes its prompt, and the name of the ho
    is computed here is not pinned: if its answer begins with another token than the one of P that the client has, the
    router sends another decode leg (`router.request.reply`);
 3. while it waits, no block is reserved for it: a leg that ends is only removed from the list;
-4. if its producer makes the hold while the prompt is computed here, the producer is told that the hold is not wanted.
+4. if its producer makes the hold while the prompt is computed here, the producer is told that the hold is not wanted;
+5. a leg that its producer tells *late*, after an answer that says that no engine was told, may be replaced by its
+   router with a leg that pulls the same hold. So its ranks give the hold back to nobody. The scheduler does so when the
+   leg is scheduled: its blocks are then in this engine's prefix cache, and its router's leg finds them there. If the
+   leg ends before, the hold is left to the router, which has its name: the router lets another leg pull it, or
+   releases it.
 
 The consumer cannot tell whether the producer is still at work. The router can: if the producer fails, it ends the leg
 and chooses other instances.
@@ -40,6 +45,8 @@ class EarlyState(StrEnum):
     WAITING = "waiting"
     READY = "ready"
     """The producer holds the prompt: the request is a pull from here on (`decode.table.WANTS`)."""
+    LATE = "late"
+    """As `READY`, but the leg may be replaced by one that pulls the same hold: it is not given back yet."""
     LOCAL = "local"
     """This instance computes its prompt."""
     DECLINED = "declined"
@@ -52,6 +59,10 @@ class EarlyCause(StrEnum):
 
     TOLD = "told"
     """Its producer says that the hold is there."""
+    TOLD_LATE = "told late"
+    """As `TOLD`, after the producer's answer, which says that no engine was told."""
+    SCHEDULED = "scheduled"
+    """The engine computes the leg's first step: its pull is over."""
     PRODUCER_LOST = "producer lost"
     """Its producer is not introduced any more, cannot be asked, or is set aside."""
     TIME_UP = "time up"
@@ -72,13 +83,19 @@ class EarlyAct(StrEnum):
 EARLY_ROWS: Table[EarlyState, EarlyCause, EarlyAct] = {
     EarlyState.WAITING: {
         EarlyCause.TOLD: TransitionRow(EarlyState.READY, (EarlyAct.PULL,)),
+        EarlyCause.TOLD_LATE: TransitionRow(EarlyState.LATE, (EarlyAct.PULL,)),
         EarlyCause.PRODUCER_LOST: TransitionRow(EarlyState.LOCAL, (EarlyAct.COMPUTE,)),
         EarlyCause.TIME_UP: TransitionRow(EarlyState.LOCAL, (EarlyAct.COMPUTE,)),
         EarlyCause.FINISHED: TransitionRow(EarlyState.OVER),
     },
     EarlyState.READY: {EarlyCause.FINISHED: TransitionRow(EarlyState.OVER)},
+    EarlyState.LATE: {
+        EarlyCause.SCHEDULED: TransitionRow(EarlyState.READY, (EarlyAct.GIVE_BACK,)),
+        EarlyCause.FINISHED: TransitionRow(EarlyState.OVER),
+    },
     EarlyState.LOCAL: {
         EarlyCause.TOLD: TransitionRow(EarlyState.DECLINED, (EarlyAct.GIVE_BACK,)),
+        EarlyCause.TOLD_LATE: TransitionRow(EarlyState.DECLINED, (EarlyAct.GIVE_BACK,)),
         EarlyCause.FINISHED: TransitionRow(EarlyState.OVER),
     },
     EarlyState.DECLINED: {EarlyCause.FINISHED: TransitionRow(EarlyState.OVER)},
@@ -104,7 +121,7 @@ class EarlyLegs:
         self._unit: Final = unit
         self._legs: Final[dict[str, _Leg]] = {}
         self._named: Final[dict[str, list[str]]] = {}
-        self._declined: list[tuple[str, Ready]] = []
+        self._given_back: list[tuple[str, Ready]] = []
         self.waiting = 0
         """The number of legs that wait."""
         self.counts: Final[Counter[str]] = Counter()
@@ -140,17 +157,28 @@ class EarlyLegs:
         for request in list(self._named.get(ready.name, ())):
             leg = self._legs[request]
             own = leg.engine == engine and ready.fields.get("remote_engine_id") == engine
-            if own and self._move(request, leg, EarlyCause.TOLD, ready):
+            if own and self._move(request, leg, EarlyCause.TOLD_LATE if ready.late else EarlyCause.TOLD, ready):
                 moved.append(request)
         self.counts["early notices ignored"] += not moved
         return [request for request in moved if self._legs[request].ready is not None]
 
-    def take_declined(self) -> list[tuple[str, Ready]]:
-        """The requests that are computed here although their hold is there now, once: their producers are to be told
-        that these holds are not wanted.
+    def keeps(self, request: str) -> bool:
+        """Whether the request's ranks must not give its hold back."""
+        leg = self._legs.get(request)
+        return leg is not None and leg.state is EarlyState.LATE
+
+    def scheduled(self, request: str) -> None:
+        """The engine computes the request's first step."""
+        leg = self._legs.get(request)
+        if leg is not None:
+            self._move(request, leg, EarlyCause.SCHEDULED, leg.ready)
+
+    def take_given_back(self) -> list[tuple[str, Ready]]:
+        """The requests whose producers are to be told that the hold is not wanted any more, once each: they are
+        computed here although their hold is there now, or they were told late and have their blocks.
         """
-        declined, self._declined = self._declined, []
-        return declined
+        given_back, self._given_back = self._given_back, []
+        return given_back
 
     def waits(self, request: str, now: float) -> bool:
         """Whether the request is an early leg that still waits for its producer's notice."""
@@ -190,8 +218,8 @@ class EarlyLegs:
             self.counts["early legs told"] += 1
             leg.ready = ready
         if EarlyAct.GIVE_BACK in row.acts and ready is not None:
-            self.counts["early holds declined"] += 1
-            self._declined.append((request, ready))
+            self.counts["early holds declined"] += row.state is EarlyState.DECLINED
+            self._given_back.append((request, ready))
         if row.state is EarlyState.OVER:
             del self._legs[request]
             same = self._named[leg.name]

@@ -115,6 +115,8 @@ class _Posted:
     """Reads of other memory than blocks. They are followed to their end like the others."""
     wrong: Callable[[], str] | None
     """Why the bytes that arrived are not the held ones; empty: they are."""
+    tells: bool = True
+    """Whether the producer is notified at the end."""
     looks: list[tuple[Any, int]] | None = None
     """Reads of slots, each with the place its content arrives at; None: there was no room for them yet."""
     telemetry: list[Any] = field(default_factory=list)
@@ -193,15 +195,18 @@ class Reads:
         *,
         beside: Sequence[Any] = (),
         wrong: Callable[[], str] | None = None,
+        tells: bool = True,
     ) -> None:
         """Reads were posted. Each is followed to its end, whatever becomes of the request.
 
         `beside` are reads of other memory than blocks. `wrong` is called last, once the hold is confirmed: it returns
-        why the blocks must not be used, or an empty text. It runs in the thread of `step`, and may be slow.
+        why the blocks must not be used, or an empty text. It runs in the thread of `step`, and may be slow. If not
+        `tells`, the producer gets no notice at the end: the engine's scheduler gives the hold back (`decode.early`).
         """
         assert request not in self._known, request
         self._known.add(request)
-        self._arrived.append((request, _Posted(PullAtRank(mark), list(handles), sources, list(beside), wrong)))
+        posted = _Posted(PullAtRank(mark), list(handles), sources, list(beside), wrong, tells)
+        self._arrived.append((request, posted))
 
     def under_way(self, request: str) -> bool:
         """Whether the pull was added and not yet taken."""
@@ -309,7 +314,8 @@ class Reads:
         pull.tell(PullCause.ALL_SEEN)
         if pull.state is Reading.CONFIRMED:
             pull.compared("" if posted.wrong is None else _checked(posted.wrong))
-        lost = sum(not self._told(source) for source in posted.sources) if PullAct.GIVE_BACK in pull.acts else 0
+        told = posted.sources if posted.tells and PullAct.GIVE_BACK in pull.acts else ()
+        lost = sum(not self._told(source) for source in told)
         return PullOutcome(pull.because, tuple(posted.telemetry), lost)
 
     def _told(self, source: RankSource) -> bool:

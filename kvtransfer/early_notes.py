@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from cluster.wire import TOLD_EARLY
 from kvtransfer.fields import NAME_CHARS_MAX
 
 NOTE_BYTES_MAX: Final = 1 << 20
@@ -41,6 +42,13 @@ class Ready:
     """The token that P has chosen."""
     cached: int = 0
     """The prompt's tokens that P had in its prefix cache."""
+
+    @property
+    def late(self) -> bool:
+        """Whether P has answered already, and its answer says that no engine was told. The router may then send another
+        leg in place of the one that is told now.
+        """
+        return self.fields.get(TOLD_EARLY) is False
 
 
 def encode(note: Want | Ready) -> bytes:

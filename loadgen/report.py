@@ -249,7 +249,10 @@ def _off(good: Sequence[Record]) -> float | None:
 def _starved(cpu_share: float | None) -> str:
     if cpu_share is None or cpu_share > STARVED_SHARE:
         return ""
-    return f" (it used {cpu_share:.0%} of a core: other programs had the processor, or it was asleep)"
+    return (
+        f" (it used {cpu_share:.0%} of a core: other programs had the processor, or it was asleep; "
+        "`chrt --rr 1 baton load ...` lets it run before them, niceness may not: docs/load.md)"
+    )
 
 
 def sender_limit(late: Spread, cpu_share: float | None) -> str:

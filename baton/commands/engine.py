@@ -54,14 +54,16 @@ from engine.agent.config import AgentConfig
 from engine.agent.node import this_node
 from engine.agent.rules import RoleRules
 from engine.vllm.child import EngineChange, EngineProcess, rules_for
+from engine.vllm.command import workers
 from engine.vllm.evictions import SOCKET, events_path
 from engine.vllm.hardware import EngineHardware, find_hardware
 from engine.vllm.logfile import default_path
-from engine.vllm.placement import CudaGpu
+from engine.vllm.placement import CudaGpu, measures_memory
 from engine.vllm.spec import Connector, Device, EngineSpec, given, ranks_in, value_of
 from engine.vllm.supervise import START_MAX_S, EngineState
 from engine.vllm.tiers import FOLDER_PREFIX, GIB, Tiers
 from engine.vllm.transfer import ASKED, connector_for, left_by_flags
+from engine.vllm.turns import StartTurns
 from engine.vllm.weights import adapter_marks, adapter_of, weights_of
 from kvtransfer.asks import door_for, door_of
 from kvtransfer.door import PATH_BYTES_MAX
@@ -245,8 +247,8 @@ class _Instance:
         self.args = args
         self.announced = False
         rules = rules_for(spec, start_max_s=args.start_timeout)
-        argv = mock_command(spec) if args.engine == "mock" else None
-        self.process = EngineProcess(spec, log_path, on_change=self._pass_on, rules=rules, argv=argv)
+        argv, turns = (mock_command(spec), None) if args.engine == "mock" else (None, turns_of(spec, os.environ))
+        self.process = EngineProcess(spec, log_path, on_change=self._pass_on, rules=rules, argv=argv, turns=turns)
         ticket_keys = open_instance_keys(_path(spec.ticket_keys_file))
         admin_keys = None if args.admin_key_file is None else open_keys("--admin-key-file", args.admin_key_file)
         config = AgentConfig(
@@ -410,6 +412,14 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         extra_args=tuple(args.vllm_args),
         extra_env=dict(_env_pair(word) for word in args.env),
     )
+
+
+def turns_of(spec: EngineSpec, environ: Mapping[str, str]) -> StartTurns | None:
+    """The locks with which this engine starts apart from other engines on its GPUs; None: it has no GPU."""
+    if spec.device != "gpu":
+        return None
+    gpus = spec.gpus or tuple(gpu.id for gpu in find_hardware(environ).gpus[: workers(spec.extra_args)])
+    return StartTurns(state_folder() / "gpus", spec.instance, gpus, measures=measures_memory(spec.extra_args))
 
 
 def _warn_unreachable(args: argparse.Namespace) -> None:

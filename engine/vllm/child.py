@@ -23,7 +23,7 @@ from engine.vllm.command import command, environment, printable
 from engine.vllm.keeper import end_all
 from engine.vllm.listener import listens
 from engine.vllm.logfile import LogFile
-from engine.vllm.logtext import FIRST_STAGE, reason, stage, worth_showing
+from engine.vllm.logtext import FIRST_STAGE, has_draft, reason, stage, worth_showing
 from engine.vllm.probe import Probe, Unwell
 from engine.vllm.scratch import scratch
 from engine.vllm.spec import EngineSpec
@@ -45,7 +45,9 @@ from engine.vllm.supervise import (
     SuperviseLimits,
     Supervisor,
     Tick,
+    WaitsForTurn,
 )
+from engine.vllm.turns import StartTurns
 
 FOLDER = Path(__file__).parent
 KEEPER = FOLDER / "keeper.py"
@@ -62,6 +64,9 @@ STOP_MARGIN_S = 10.0
 
 LOG_EVERY_S = 1.0
 """Seconds between two checks of an engine's log: what the engine writes in between comes on top of the log's bound."""
+
+TURN_MARGIN_S = 60.0
+"""A start that is waited for may take its own longest time and so many seconds more, to end."""
 
 TAIL_LINES = 20
 REASON_LINES = 400
@@ -98,7 +103,9 @@ class EngineProcess:
         rules: SuperviseLimits | None = None,
         environ: Mapping[str, str] | None = None,
         argv: list[str] | None = None,
+        turns: StartTurns | None = None,
     ) -> None:
+        """`turns`: the locks that each start takes first; None: it shares its GPUs with no other engine."""
         self.spec = spec
         self.model = ""
         self._environ = os.environ if environ is None else environ
@@ -106,6 +113,7 @@ class EngineProcess:
         self._log = LogFile(log_path)
         self._on_change = on_change
         self._machine = Supervisor(rules or rules_for(spec))
+        self._turns = turns
         self._keeper: asyncio.subprocess.Process | None = None
         self._ending: signal.Signals | None = None  # a signal that came before the keeper ran
         self._timer: asyncio.TimerHandle | None = None
@@ -207,15 +215,35 @@ class EngineProcess:
         """Run one process from start to end; no process below it is left when this returns, however it returns."""
         env = environment(self.spec, self._environ, str(CPU_SITE))
         kept = "" if self.spec.tiers is None else self.spec.tiers.folder
-        because = ""
+        code, because = 0, ""
         try:
-            with scratch(env, kept) as own:
-                code = await self._kept(epoch, own)
+            if await self._turn_comes(epoch):
+                with scratch(env, kept) as own:
+                    code = await self._kept(epoch, own)
         except OSError as error:
             code = 1
             said = error.strerror or str(error)
             because = f"it cannot be started: {f'{error.filename}: ' if error.filename else ''}{said}"
+        finally:
+            self._end_turn()
         self._feed(ChildExited(epoch, code if code >= 0 else 128 - code, because))
+
+    async def _turn_comes(self, epoch: int) -> bool:
+        """Wait until no other engine starts on this engine's GPUs. False: it was told to stop meanwhile."""
+        if self._turns is None:
+            return True
+
+        def waits(detail: str) -> None:
+            self._feed(WaitsForTurn(epoch))
+            if detail:
+                self._tell(EngineState.STARTING, detail)
+
+        wait_max_s = self._machine.rules.start_max_s + TURN_MARGIN_S
+        return await self._turns.comes(wait_max_s, lambda: self._ending is not None, waits)
+
+    def _end_turn(self) -> None:
+        if self._turns is not None:
+            self._turns.release()
 
     async def _kept(self, epoch: int, env: Mapping[str, str]) -> int:
         """Run the engine under a keeper; the keeper's exit code, below 0 if the keeper was killed."""
@@ -255,6 +283,7 @@ class EngineProcess:
                 stdout=output,
                 stderr=output,
                 env=env,
+                pass_fds=() if self._turns is None else self._turns.descriptors,
                 start_new_session=True,  # Ctrl-C does not reach the keeper, and its leftovers can be found
             )
         finally:
@@ -264,6 +293,7 @@ class EngineProcess:
         async with Probe(self.spec.url, self.spec.api_key(self._environ)) as probe:
             await self._wait_until_ready(probe)
             self._feed(Healthy(epoch))
+            self._end_turn()
             while True:
                 await asyncio.sleep(READY_EVERY_S)
                 try:
@@ -284,11 +314,12 @@ class EngineProcess:
         """Wait until the engine has made a token; reports meanwhile how far the start is, from the log. Another program
         that answers on the engine's port is never taken for the engine.
         """
-        told = FIRST_STAGE
+        told, drafts = FIRST_STAGE, False
         while True:
             reached = told
             for line in self._log.new_lines():
-                reached = stage(line, reached)
+                drafts = drafts or has_draft(line)
+                reached = stage(line, reached, drafts=drafts)
             if reached != told:
                 told = reached
                 if self._machine.state is EngineState.STARTING:

@@ -16,6 +16,7 @@ _STAGES = (
     ("starting the engine core", ("Initializing a V1 LLM engine",)),
     ("loading weights", ("Starting to load model", "Loading model from scratch")),
     ("preparing the model", ("Loading weights took",)),
+    ("loading the draft model", ("Loading drafter model",)),
     ("compiling", ("Starting torch.compile", "Compiling a graph")),
     ("measuring memory", ("torch.compile took",)),
     ("allocating the KV cache", ("GiB for KV cache", "Available KV cache memory", "KV cache size")),
@@ -28,14 +29,17 @@ _STAGES = (
 """The stages of a start in their order, and the phrases that begin each."""
 
 _ORDER = {words: at for at, words in enumerate((FIRST_STAGE, *(words for words, _ in _STAGES)))}
-_WEIGHTS, _MEASURING, _CACHE, _GRAPHS = (
+_WEIGHTS, _PREPARING, _DRAFT, _MEASURING, _CACHE, _GRAPHS = (
     "loading weights",
+    "preparing the model",
+    "loading the draft model",
     "measuring memory",
     "allocating the KV cache",
     "capturing CUDA graphs",
 )
 
 _SHARDS = re.compile(r"Loading .*checkpoint shards?: +(\d+)%")
+_WITH_DRAFT = re.compile(r"\bspeculative_config=SpeculativeConfig\(")
 _PREFIX = re.compile(
     r"""^(?:\([^()]*pid=\d+\)\s?)?                        # (EngineCore pid=12)
         (?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s[\d-]+\s[\d:]+\s\[[^]]*\]\s?)?   # ERROR 11-20 16:16:58 [core.py:1512]
@@ -59,22 +63,39 @@ _MORE_LINES_MAX = 3
 """Lines of an error's text that are kept after its first one."""
 
 
-def stage(line: str, reached: str = FIRST_STAGE) -> str:
-    """How far the start is after this line, if it had `reached` this stage before. No line leads back to an earlier
-    stage.
+def has_draft(line: str) -> bool:
+    """Whether this is vLLM's line with its configuration, and the engine speculates with a draft model or a head."""
+    return _WITH_DRAFT.search(line) is not None
+
+
+def stage(line: str, reached: str = FIRST_STAGE, *, drafts: bool = False) -> str:
+    """How far the start is after this line, if it had `reached` this stage before. No line leads back: neither to an
+    earlier stage, nor to a smaller percentage.
 
     On a GPU vLLM captures CUDA graphs twice: a few before it has a KV cache, to measure their memory, and all of them
-    at the end. Workers and draft models may write lines of a stage that is over. While weights load, the last line with
-    a percentage counts: another worker's, or a draft model's, may be a smaller one.
+    at the end. Workers may write lines of a stage that is over. Other ranks and a model's second set of weights count
+    from 0 % again; the highest percentage stays. If the engine `drafts` (`has_draft`), its draft model's weights come
+    after "Loading weights took", and begin with 0 %: one of vLLM's two model runners does not name them.
     """
     shards = _SHARDS.search(line)
-    begun = (words for words, phrases in _STAGES if any(phrase in line for phrase in phrases))
-    found = _WEIGHTS if shards else next(begun, None)
+    if shards:
+        return _loading(int(shards[1]), reached, drafts=drafts)
+    found = next((words for words, phrases in _STAGES if any(phrase in line for phrase in phrases)), None)
     if found == _GRAPHS and _at(reached) < _ORDER[_CACHE]:
         found = _MEASURING
-    if shards and _at(reached) <= _ORDER[_WEIGHTS]:
-        return f"{_WEIGHTS}, {shards[1]} %"
     return reached if found is None or _ORDER[found] <= _at(reached) else found
+
+
+def _loading(percent: int, reached: str, *, drafts: bool) -> str:
+    """The stage after a line that says how much of a model's weights is loaded."""
+    of, _, before = reached.partition(", ")
+    if _ORDER[of] < _ORDER[_WEIGHTS]:
+        of = _WEIGHTS
+    elif of == _PREPARING and drafts and not percent:
+        of = _DRAFT
+    elif of not in {_WEIGHTS, _DRAFT}:
+        return reached
+    return f"{of}, {max(percent, int(before.removesuffix(' %') or 0))} %"
 
 
 def _at(reached: str) -> int:

@@ -71,11 +71,6 @@ def share(
     return _share_cores(engines, cores)
 
 
-def share_gpu(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two engines with these GPUs have one in common."""
-    return bool({*one} & {*other})
-
-
 def measures_memory(vllm_args: tuple[str, ...]) -> bool:
     """Whether vLLM measures the GPU's memory while it starts: not if its KV cache has a given size."""
     return not given(vllm_args, "--kv-cache-memory-bytes")

@@ -71,6 +71,13 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitsForTurn:
+    """The process is not started yet, as another engine starts on the same GPU: its time has not begun."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Healthy:
     """The engine answers; the first answer of an epoch also means that it has made a token."""
 
@@ -109,7 +116,7 @@ class Tick:
     """Time has passed; sent at `next_wakeup`."""
 
 
-Event = Begin | Healthy | EngineProbeFailed | ChildExited | StopSupervised | Tick
+Event = Begin | WaitsForTurn | Healthy | EngineProbeFailed | ChildExited | StopSupervised | Tick
 
 # -- effects --
 
@@ -177,6 +184,10 @@ class Supervisor:
         match event:
             case Begin() if self.state is EngineState.IDLE:
                 return self._start(now)
+            case WaitsForTurn(epoch) if epoch == self.epoch:
+                if self.state is EngineState.STARTING and self._killed_because is None:
+                    self._wakeup = now + self.rules.start_max_s
+                return ()
             case Healthy(epoch) if epoch == self.epoch:
                 return self._healthy(now)
             case EngineProbeFailed(epoch, because, dead) if epoch == self.epoch:

@@ -122,11 +122,13 @@ def test_handshakes_are_counted_on_the_loop_of_baton_router_too(certificate: tup
     async def serve() -> None:
         context = server_context(str(cert), str(key), counted)
         server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
-        async with asyncio.timeout(10):
-            host, port = server.sockets[0].getsockname()
-            await _handshakes(host, port, cert)
-            await eventually(lambda: counted == COUNTED, "all are counted")
-        server.close()
+        try:
+            async with asyncio.timeout(10):
+                host, port = server.sockets[0].getsockname()
+                await _handshakes(host, port, cert)
+                await eventually(lambda: counted == COUNTED, "all are counted")
+        finally:
+            server.close()  # uvloop's `close` would wait for it for ever, and no signal would end that
 
     uvloop.run(serve())
     assert counted == COUNTED

@@ -71,9 +71,9 @@ def _says(program: Program, event: dict[str, str] | None, *, then: str = "sys.st
     program.argv = [sys.executable, "-c", f"import sys; {said}{then}"]
 
 
-def _adds_two_engines(fleet: LocalFleet, *gpus: str) -> None:
+def _adds_two_engines(fleet: LocalFleet) -> None:
     wanted = from_counts({Role.PREFILL: 1, Role.DECODE: 1}, "m", None, [])
-    placed = MachineShare(gpus=gpus)
+    placed = MachineShare()
     for at, each in enumerate(wanted):
         fleet.members.add(
             PlacedEngine(wanted=each, port=1 + at, agent_port=3 + at, side_channel_port=5 + at, placed=placed)
@@ -122,62 +122,6 @@ async def test_without_a_registry_no_program_is_started(
     assert await asyncio.wait_for(fleet.run(), 20) == 1
     assert not (tmp_path / "begun").exists()
     assert "the registry does not answer" in capsys.readouterr().err
-
-
-async def test_the_second_engine_of_a_gpu_starts_when_the_first_is_ready(
-    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The first is ready once a file is there, which is made when the second is seen to wait."""
-    _adds_two_engines(fleet, "0")
-    first, second = fleet.members
-    go, order = tmp_path / "go", tmp_path / "order"
-    ready = f"print({json.dumps({'event': 'ready', 'model': 'm'})!r}, flush=True); sys.stdin.read()"
-    begun = f"import os, sys, time; open({str(order)!r}, 'a').write(sys.argv[1]); "
-    waits = f"[time.sleep(0.01) for _ in iter(lambda: os.path.exists({str(go)!r}), True)]; "
-    note = f"open({str(order)!r}, 'a').write('ready '); "
-    first.program.argv = [sys.executable, "-c", f"{begun}{waits}{note}{ready}", "first "]
-    second.program.argv = [sys.executable, "-c", f"{begun}{ready}", "second "]
-    _says(fleet.router.program, {"event": "ready", "endpoint": "http://h:1", "admin": "http://h:2"})
-    shown: list[tuple[str, ...]] = []
-
-    def update(name: str, *words: str) -> None:
-        shown.append((name, *words))
-        if words[-1].startswith("after prefill-0"):
-            go.touch()
-
-    async def routable(_: Callable[[list[dict[str, Any]]], bool]) -> None:
-        fleet._interrupted()
-
-    monkeypatch.setattr(fleet.board, "update", update)
-    monkeypatch.setattr(fleet.router, "routable", routable)
-    assert await asyncio.wait_for(fleet.run(), 20) == 0
-    assert order.read_text() == "first ready second "
-    assert ("decode-0", "starting", "after prefill-0, on the same GPU") in shown
-
-
-@pytest.mark.parametrize("how", ["the cluster stops", "it is to leave", "the first fails"])
-async def test_an_engine_that_waits_for_its_turn_is_not_started_any_more(
-    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
-) -> None:
-    _adds_two_engines(fleet, "0")
-    first, second = fleet.members
-    _says(first.program, None, then="sys.exit(1)" if how == "the first fails" else "sys.stdin.read()")
-    _writes(second.program, tmp_path / "second")
-    _says(fleet.router.program, {"event": "ready", "endpoint": "http://h:1", "admin": "http://h:2"})
-
-    def update(name: str, *words: str) -> None:
-        if not words[-1].startswith("after prefill-0") or how == "the first fails":
-            return
-        if how == "it is to leave":
-            asyncio.get_running_loop().call_soon(fleet.members.drain, second.name, 1.0)
-        asyncio.get_running_loop().call_later(0.1, fleet._interrupted)
-
-    monkeypatch.setattr(fleet.board, "update", update)
-    assert await asyncio.wait_for(fleet.run(), 20) == (1 if how == "the first fails" else 0)
-    assert not (tmp_path / "second").exists()
-    assert [each.name for each in fleet.members] == (
-        ["prefill-0"] if how == "it is to leave" else ["prefill-0", "decode-0"]
-    )
 
 
 class Unread(io.StringIO):

@@ -1,8 +1,7 @@
-"""The engines of `baton up`: whose turn it is to start, and what is left of those that have ended."""
+"""The engines of `baton up`: what is left of those that have ended."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from dataclasses import replace
@@ -11,14 +10,11 @@ from pathlib import Path
 import pytest
 
 from baton.board import Board
-from baton.members import LOGS_AGE_S, LOGS_KEPT, LocalMember, Members, remove_earlier_logs
+from baton.members import LOGS_AGE_S, LOGS_KEPT, Members, remove_earlier_logs
 from baton.plan import PlacedEngine, from_counts
 from baton.state import log_folder
 from cluster.instance import Role
 from engine.vllm.placement import MachineShare
-
-TURN_S = 20.0
-"""Seconds until a test of turns has failed."""
 
 EXTRA = tuple(f"qwen-20250611-{at}" for at in range(LOGS_KEPT + 2))
 """Engines of an extra pool `qwen-20250611`, as they stand in the cluster file."""
@@ -41,49 +37,6 @@ def _writes(name: str, at_s: int) -> None:
     for path in _files(name):
         path.write_text("said")
         os.utime(path, (at_s, at_s))
-
-
-def _sharing(*names: str) -> tuple[Members, list[LocalMember]]:
-    board = Board("chat", quiet=True)
-    members = Members([], board)
-    for name in names:
-        board.add(name, "")
-    planned = (replace(_planned(name), placed=MachineShare(gpus=("0",))) for name in names)
-    return members, [members.add(each) for each in planned]
-
-
-def _says(members: Members, name: str, event: str, **more: str) -> None:
-    """An event as an engine's agent writes it."""
-    members._heard(name, {"event": event, **more})
-
-
-async def test_an_engine_waits_while_another_one_of_its_gpu_starts_again() -> None:
-    members, (first, second) = _sharing("decode-0", "decode-1")
-    assert await members.turn(first)
-    _says(members, "decode-0", "ready", model="m")
-    _says(members, "decode-0", "state", state="restarting", detail="it died")
-    waiting = asyncio.create_task(members.turn(second))
-    for state in ("starting", "starting"):
-        _says(members, "decode-0", "state", state=state)
-        await asyncio.sleep(0)
-        assert not waiting.done()
-    _says(members, "decode-0", "state", state="ready")
-    _says(members, "decode-0", "ready", model="m")
-    assert await asyncio.wait_for(waiting, TURN_S)
-
-
-async def test_no_engine_waits_for_ever_for_one_whose_restarts_fail() -> None:
-    """Each fails late, so that its agent never gives it up."""
-    members, (first, second) = _sharing("decode-0", "decode-1")
-    assert await members.turn(first)
-    _says(members, "decode-0", "ready", model="m")
-    _says(members, "decode-0", "state", state="restarting", detail="it died")
-    waiting = asyncio.create_task(members.turn(second))
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    _says(members, "decode-0", "state", state="starting")
-    _says(members, "decode-0", "state", state="restarting", detail="no first token after 600 s")
-    assert await asyncio.wait_for(waiting, TURN_S)
 
 
 def test_logs_of_the_last_days_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

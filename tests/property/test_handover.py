@@ -14,6 +14,9 @@ from support.handover import Offer, World, Wrong
 
 import decode.reads
 import prefill.leases
+from cluster.wire import TOLD_EARLY
+from decode.early import EarlyLegs
+from kvtransfer.early_notes import Ready
 from kvtransfer.hold_marks import CLEAR, SLOT_BYTES
 from prefill.table import HoldAct, RankHold
 
@@ -144,6 +147,45 @@ def test_random_walks(first: int) -> None:
 def test_many_random_walks(first: int) -> None:
     for seed in range(first, first + 500):
         walk(seed)
+
+
+def replaced(seed: int) -> tuple[bool, str]:
+    """An early leg that P tells after its answer, and that its router replaces at any time. Returns whether the first
+    leg was scheduled, with its blocks in D's prefix cache, and the outcome of the second leg.
+    """
+    dice = random.Random(seed)
+    world, legs = World(ranks=dice.choice([1, 2])), EarlyLegs()
+    d, offer = world.d, world.held()
+    legs.opened("early", "n", offer.engine, world.now)
+    legs.told(offer.engine, Ready("n", {"remote_engine_id": offer.engine, TOLD_EARLY: False}, 5))
+    first = d.pull(offer, tells=not legs.keeps("early"))
+    second, scheduled, ends = None, False, dice.choice([0, 10, 40, 120])
+    for step in range(300):
+        if second is None and step >= ends:
+            legs.finished("early")  # its reads go on
+            second = d.pull(offer)
+        elif second is None and first.outcome and not scheduled and dice.random() < 0.2:
+            legs.scheduled("early")
+            scheduled = True
+        for _ in legs.take_given_back():
+            d.reject(offer)
+        if d.under_way:
+            d.move(dice.choice(d.under_way))
+        d.step()
+        if world.network and dice.random() < 0.5:
+            world.deliver()
+        world.p.step()
+        world.check()
+    assert second is not None
+    world.fall_silent()
+    return scheduled, second.outcome
+
+
+def test_a_leg_that_replaces_one_told_late_pulls_the_hold_or_finds_the_prompt_in_the_cache() -> None:
+    """Otherwise D computes a prompt again that P has computed and still could have given."""
+    found = [replaced(seed) for seed in range(60)]
+    assert {outcome for scheduled, outcome in found if not scheduled} == {"use"}
+    assert any(scheduled for scheduled, _ in found)
 
 
 def breaks() -> bool:

@@ -203,8 +203,10 @@ class Consumer:
         producer = self.world.producers[name]
         self.pulls.peers.met(f"{name}@{producer.life}", name, self.world.now)
 
-    def pull(self, offer: Offer) -> Leg:
-        """Start a decode leg. It pulls the hold's blocks, or recomputes them if it may not pull or has no room."""
+    def pull(self, offer: Offer, *, tells: bool = True) -> Leg:
+        """Start a decode leg. It pulls the hold's blocks, or recomputes them if it may not pull or has no room.
+        `tells`: its ranks give the hold back.
+        """
         leg = Leg(f"{self.name}{self.life}-{len(self.legs)}", offer, ())
         self.legs.append(leg)
         because = "nothing vouches for it"
@@ -222,10 +224,10 @@ class Consumer:
             self.owners[block] = leg.request
         self.pulls.allocated(leg.request, offer.engine, len(free), self.world.now)
         for rank in range(len(self.reads)):
-            self._post(leg, rank)
+            self._post(leg, rank, tells=tells)
         return leg
 
-    def _post(self, leg: Leg, rank: int) -> None:
+    def _post(self, leg: Leg, rank: int, *, tells: bool) -> None:
         offer, slot = leg.offer, leg.offer.slot
         assert slot is not None
         source = self.world.life_of(offer)
@@ -234,7 +236,8 @@ class Consumer:
             parts[place % 2].moves.append(self._copy(leg, source, rank, there, here))
         self.under_way += parts
         note = with_proof(f"{offer.request}:1".encode(), slot.proof)
-        self.reads[rank].add(leg.request, parts, [RankSource(f"{offer.engine}/{rank}", slot.index, note)], slot.mark)
+        source_rank = RankSource(f"{offer.engine}/{rank}", slot.index, note)
+        self.reads[rank].add(leg.request, parts, [source_rank], slot.mark, tells=tells)
 
     def _copy(self, leg: Leg, source: Producer | None, rank: int, there: int, here: int) -> Callable[[], None]:
         def move() -> None:

@@ -78,6 +78,9 @@ def test_weight_bytes(name: str, gigabytes: float) -> None:
     assert shipped.model_named(name).weight_bytes / 1e9 == pytest.approx(gigabytes, rel=0.01)
 
 
+GROUP: dict[str, Any] = {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}
+
+
 @pytest.mark.parametrize(
     ("quantisation", "dtype", "stored"),
     [
@@ -124,6 +127,35 @@ def test_weight_bytes(name: str, gigabytes: float) -> None:
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, Dtype.FP4, 0.5 + 1 / 16),
         ({"quant_method": "modelopt_fp4", "quant_algo": "NVFP4_AWQ", "bits": 4}, Dtype.FP4, 0.5 + 1 / 16),
         ({"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4"}, Dtype.BF16, 0.5 + 1 / 16),
+        (  # weights only, whatever its name says
+            {"quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": {"group_0": GROUP}},
+            Dtype.BF16,
+            0.5 + 1 / 16,
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quantization": {"quant_algo": "NVFP4"},
+                "config_groups": {"group_0": {**GROUP, "input_activations": None}},
+            },
+            Dtype.BF16,
+            0.5 + 1 / 16,
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "config_groups": {"group_0": GROUP, "group_1": {**GROUP, "input_activations": GROUP["weights"]}},
+            },
+            Dtype.FP4,
+            0.5 + 1 / 16,
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": {}}, Dtype.FP4, 0.5 + 1 / 16),
+        (
+            {"quant_method": "compressed-tensors", "config_groups": {"group_0": GROUP}},
+            Dtype.BF16,
+            0.5 + 1 / 16,
+        ),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, Dtype.FP8, 1.0),
         ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, Dtype.FP8, 1 + 1 / 32),
         ({"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4"}}, Dtype.FP4, 0.5 + 1 / 16),

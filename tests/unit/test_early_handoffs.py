@@ -110,16 +110,16 @@ def test_a_hold_for_a_leg_that_is_computed_here_is_declined(
     assert handoffs.opened(leg)
     peers.forgotten(OTHER)
     handoffs.ask()
-    assert not handoffs.waits("leg") and handoffs.take_declined() == []
+    assert not handoffs.waits("leg") and handoffs.take_given_back() == []
     slot = Slots(1, bytes(32)).take("hold")
     assert slot is not None
     blocks = {"remote_request_id": "prompt", "remote_block_ids": [[3]], "remote_host": "p", "remote_port": 1,
               FIELD: slot.field() if readable else "?"}  # fmt: skip
     channel.comes = [(OTHER, encode(Ready(MINE, {**_hold(OTHER), **blocks}, 5)))]
     assert handoffs.hear() == [] and leg.kv_transfer_params == {EARLY: "other", TRANSFER: MINE}
-    declined = handoffs.take_declined()
+    declined = handoffs.take_given_back()
     assert [(each.request_id, slot_in(each.kv_transfer_params)) for each in declined] == [("leg", slot)] * readable
-    assert handoffs.take_declined() == []
+    assert handoffs.take_given_back() == []
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -141,3 +141,32 @@ def test_a_hold_is_told_to_an_engine_that_asked_in_the_last_moment(handoffs: Ear
     assert fields.pop(TOLD_EARLY) is True, "P's answer says that D knows the token"
     ((caller, note),) = channel.told
     assert caller == OTHER and isinstance(note, Ready) and (note.name, note.token) == (THEIRS, 7)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_hold_that_is_told_late_is_given_back_when_the_leg_is_scheduled_not_when_it_ends(
+    handoffs: EarlyHandoffs, channel: _Channel, *, ends: bool
+) -> None:
+    """P says that no engine was told: its router may replace this leg, and the next one pulls the same hold."""
+    told = {**_hold("me"), TRANSFER: MINE}
+    handoffs.filled(_request("prompt", {}), told)
+    channel.comes = [(OTHER, encode(Want(MINE)))]
+    handoffs.hear()
+    ((_, late),) = channel.told
+    assert isinstance(late, Ready) and late.late, "the notice says what the answer has said"
+    slot = Slots(1, bytes(32)).take("hold")
+    assert slot is not None
+    blocks = {"remote_request_id": "prompt", "remote_block_ids": [[3]], "remote_host": "p", "remote_port": 1,
+              FIELD: slot.field(), TOLD_EARLY: False}  # fmt: skip
+    leg = _request("leg", {EARLY: "other", TRANSFER: MINE})
+    assert handoffs.opened(leg)
+    channel.comes = [(OTHER, encode(Ready(MINE, {**_hold(OTHER), **blocks}, 5)))]
+    assert handoffs.hear() == [leg] and leg.kv_transfer_params["do_remote_prefill"] is True
+    assert handoffs.keeps("leg") and TOLD_EARLY not in leg.kv_transfer_params
+    if ends:
+        handoffs.finished("leg")
+        assert leg.kv_transfer_params.get("do_remote_prefill") is False, "vLLM notifies P of a leg that ends with this"
+    handoffs.scheduled("leg")
+    given_back = [slot_in(each.kv_transfer_params) for each in handoffs.take_given_back()]
+    assert given_back == ([] if ends else [slot])
+    assert not handoffs.keeps("leg") and handoffs.take_given_back() == []

@@ -105,11 +105,11 @@ def test_a_hold_that_comes_while_its_prompt_is_computed_here_is_declined_once() 
     legs = EarlyLegs()
     legs.opened("r", "n", P, 0.0)
     legs.lost(lambda engine: engine == P)
-    assert legs.take_declined() == []
-    assert legs.told(OTHER, ready(engine=OTHER)) == [] and legs.take_declined() == [], "not its producer's"
-    assert legs.told(P, ready()) == [] and legs.take_declined() == [("r", ready())]
-    assert legs.ready("r") is None and legs.take_declined() == []
-    assert legs.told(P, ready()) == [] and legs.take_declined() == [], "twice"
+    assert legs.take_given_back() == []
+    assert legs.told(OTHER, ready(engine=OTHER)) == [] and legs.take_given_back() == [], "not its producer's"
+    assert legs.told(P, ready()) == [] and legs.take_given_back() == [("r", ready())]
+    assert legs.ready("r") is None and legs.take_given_back() == []
+    assert legs.told(P, ready()) == [] and legs.take_given_back() == [], "twice"
     legs.finished("r")
     assert "r" not in legs and legs.waiting == 0
     assert legs.counts["early holds declined"] == 1 and legs.counts["early notices ignored"] == 2

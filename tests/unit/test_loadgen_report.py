@@ -108,6 +108,14 @@ def test_a_busy_sender_is_reported() -> None:
     assert any("95% of a core" in note for note in report_of([record()], LoadRun(elapsed_s=1, cpu_s=0.95)).notes)
 
 
+@pytest.mark.parametrize(("cpu_s", "starved"), [(0.2, True), (0.8, False)])
+def test_a_late_sender_that_had_no_processor_is_told_what_helps(*, cpu_s: float, starved: bool) -> None:
+    """Niceness may not: Linux divides the processor among sessions first."""
+    (note,) = report_of([record(late_s=0.09)], LoadRun(elapsed_s=1, cpu_s=cpu_s)).notes
+    assert note.startswith("the sender, not the server, is the limit: requests left 90 ms late")
+    assert ("`chrt --rr 1 baton load ...`" in note) is starved
+
+
 def test_records_are_replayed_as_they_arrived() -> None:
     arrivals = [Arrival(0.25, 100, 7, (1, 2), 64, "s", 2, "acme", "text", "batch"), Arrival(1.5, 3, 1)]
     timings = Timings(0.3, 0.4, 0.6, array("d", [0.4, 0.5]))

@@ -23,6 +23,7 @@ from engine.vllm.child import EngineChange, EngineProcess, session_of
 from engine.vllm.probe import Probe, Unwell
 from engine.vllm.spec import EngineSpec
 from engine.vllm.supervise import EngineState, SuperviseLimits
+from engine.vllm.turns import StartTurns
 
 pytestmark = pytest.mark.sockets
 
@@ -68,7 +69,13 @@ server.serve_forever()
 class Engine:
     """An `EngineProcess` with its history."""
 
-    def __init__(self, folder: Path, source: str = SERVER, rules: SuperviseLimits = RULES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        source: str = SERVER,
+        rules: SuperviseLimits = RULES,
+        turns: StartTurns | None = None,
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -90,6 +97,7 @@ class Engine:
             rules=rules,
             environ={**os.environ, "VLLM_API_KEY": KEY},
             argv=[sys.executable, "-I", "-S", "-c", source, str(self.port)],
+            turns=turns,
         )
 
     def _told(self, change: EngineChange) -> None:
@@ -102,6 +110,13 @@ class Engine:
                 for change in self.changes:
                     if (change.state, change.epoch) == (state, epoch):
                         return change
+                self.news.clear()
+                await self.news.wait()
+
+    async def waits_after(self, other: str, epoch: int = 1) -> None:
+        """Wait until this start has said that it waits for another engine's."""
+        async with asyncio.timeout(20):
+            while not any(each.epoch == epoch and each.detail.startswith(f"after {other},") for each in self.changes):
                 self.news.clear()
                 await self.news.wait()
 
@@ -332,3 +347,52 @@ async def test_an_engine_outlives_a_moment_without_threads(tmp_path: Path, monke
                 for _ in range(2):
                     await tried.get()
         assert engine.states == ["starting", "ready"]
+
+
+def turns(folder: Path, name: str) -> StartTurns:
+    return StartTurns(folder / "gpus", name, ["0"], measures=True)
+
+
+async def test_a_start_and_a_restart_wait_for_another_engine_that_starts_on_the_gpu(tmp_path: Path) -> None:
+    other, engine = turns(tmp_path, "other-0"), Engine(tmp_path, turns=turns(tmp_path, "e-0"))
+    assert other.take() == ""
+    async with running(engine):
+        await engine.waits_after("other-0")
+        assert not engine.process.log_path.exists(), "its process is not started yet"
+        other.release()
+        await engine.wait_for(EngineState.READY)
+        await eventually_taken(other)  # an engine that is ready holds no lock
+        os.kill(keeper_of(engine), signal.SIGKILL)
+        await engine.wait_for(EngineState.RESTARTING)
+        await engine.waits_after("other-0", epoch=2)
+        other.release()
+        await engine.wait_for(EngineState.READY, epoch=2)
+    assert [each.detail for each in engine.changes if each.detail == "its turn has come"] == ["its turn has come"] * 2
+
+
+async def eventually_taken(other: StartTurns) -> None:
+    async with asyncio.timeout(20):
+        while other.take():
+            await asyncio.sleep(0)
+
+
+async def test_an_engine_that_waits_for_its_turn_can_be_stopped(tmp_path: Path) -> None:
+    other, engine = turns(tmp_path, "other-0"), Engine(tmp_path, turns=turns(tmp_path, "e-0"))
+    assert other.take() == ""
+    async with running(engine):
+        await engine.waits_after("other-0")
+    assert engine.states[-1] == "stopped" and not engine.process.log_path.exists()
+    other.release()
+
+
+async def test_no_engine_waits_longer_than_one_start_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent that holds the lock hangs. Its start never ends."""
+    monkeypatch.setattr(child, "TURN_MARGIN_S", -RULES.start_max_s)
+    other, engine = turns(tmp_path, "other-0"), Engine(tmp_path, turns=turns(tmp_path, "e-0"))
+    assert other.take() == ""
+    async with running(engine):
+        await engine.wait_for(EngineState.READY)
+    assert "s for other-0, and starts beside it" in caplog.text
+    other.release()

@@ -186,6 +186,19 @@ def test_a_gpu_is_used_when_there_is_one_or_when_it_is_named(monkeypatch: pytest
     assert (spec_of().device, spec_of().gpus) == ("gpu", ())
 
 
+def test_an_engine_starts_apart_from_others_on_the_gpus_that_it_uses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert engine.turns_of(spec_of(), {}) is None, "it runs on CPU"
+    named = engine.turns_of(spec_of("--gpu", "0,1", "--name", "named-0"), {})
+    monkeypatch.setattr(engine, "find_hardware", lambda _: GPU)
+    found = engine.turns_of(spec_of(), {})
+    assert named is not None and found is not None and named.take() == ""
+    assert found.take().startswith("named-0 ")
+    named.release()
+
+
 def test_a_missing_vllm_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_hardware", lambda _: EngineHardware(gpus=(), cores=(0,), vllm=None, nixl=None))
     with pytest.raises(UsageError, match="vLLM is not installed"):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.vllm.logtext import _STAGES, FIRST_STAGE, SILENT_DEATH, reason, stage, worth_showing
+from engine.vllm.logtext import _STAGES, FIRST_STAGE, SILENT_DEATH, has_draft, reason, stage, worth_showing
 
 API = "(APIServer pid=4338) "
 ERROR = "(EngineCore pid=8170) ERROR 11-20 16:16:58 [core.py:1512] "
@@ -95,11 +95,39 @@ def test_a_start_on_a_gpu(log: tuple[tuple[str, str], ...]) -> None:
 
 
 def test_a_start_goes_on_when_workers_and_draft_models_write_lines_of_a_stage_that_is_over() -> None:
-    reached = stage("Loading safetensors checkpoint shards:  50% Completed | 1/2", "loading weights, 100 %")
-    assert reached == "loading weights, 50 %"  # of a draft model
     assert stage("Loading safetensors checkpoint shards:  50% Completed | 1/2", "warming up") == "warming up"
     assert stage(f"{CORE}[x.py:68] Starting to load model /m", "loading weights, 50 %") == "loading weights, 50 %"
     assert stage(f"{CORE}[monitor.py:40] Starting torch.compile", "measuring memory") == "measuring memory"
+
+
+def shards(percent: int) -> str:
+    return f"Loading safetensors checkpoint shards: {percent:3}% Completed | 1/2"
+
+
+@pytest.mark.parametrize("names_it", [True, False])
+def test_the_progress_of_a_draft_model_is_its_own(*, names_it: bool) -> None:
+    """One of vLLM's model runners writes "Loading drafter model", the other one nothing."""
+    told = f"{CORE}[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='m', speculative_config="
+    assert has_draft(told + "SpeculativeConfig(method='eagle', model='d', num_spec_tokens=3)")
+    assert not has_draft(told + "None, tokenizer='m'")
+    took = f"{CORE}[default_loader.py:501] Loading weights took 0.01 seconds"
+    named = (f"{CORE}[gpu_model_runner.py:5071] Loading drafter model...",) * names_it
+    lines = (shards(0), shards(50), shards(100), took, *named, shards(0), shards(50), shards(100), took)
+    reached, seen = "loading weights", []
+    for line in lines:
+        reached = stage(line, reached, drafts=True)
+        seen.append(reached)
+    draft = ["loading the draft model, 0 %", "loading the draft model, 50 %", *["loading the draft model, 100 %"] * 2]
+    target = ["loading weights, 0 %", "loading weights, 50 %", "loading weights, 100 %", "preparing the model"]
+    assert seen == [*target, *["loading the draft model"] * names_it, *draft]
+
+
+def test_the_highest_percentage_stays() -> None:
+    """Ranks with weights of their own, and a model's second set of weights, count from 0 % again."""
+    assert stage(shards(0), "loading weights, 100 %", drafts=True) == "loading weights, 100 %"
+    assert stage(shards(50), "preparing the model", drafts=True) == "preparing the model", "of another rank"
+    assert stage(shards(0), "preparing the model") == "preparing the model", "there is no draft model"
+    assert stage(shards(20), "loading the draft model, 40 %", drafts=True) == "loading the draft model, 40 %"
 
 
 def test_a_wrong_flag() -> None:
@@ -207,15 +235,19 @@ def test_any_log_can_be_read(lines: list[str]) -> None:
 
 PHRASES = (
     *(phrase for _, phrases in _STAGES for phrase in phrases),
-    *(f"Loading pt checkpoint shards: {at}%" for at in (0, 50)),
+    *(f"Loading pt checkpoint shards: {at}%" for at in (0, 20, 50)),
 )
 NAMES = [FIRST_STAGE, *(words for words, _ in _STAGES)]
 
 
-@given(st.lists(st.tuples(st.text(max_size=9), st.sampled_from(["", *PHRASES]), st.text(max_size=9)).map("".join)))
-def test_no_log_leads_back_to_an_earlier_stage(lines: list[str]) -> None:
-    places, reached = [0], FIRST_STAGE
+LINES = st.tuples(st.text(max_size=9), st.sampled_from(["", *PHRASES]), st.text(max_size=9)).map("".join)
+
+
+@given(st.lists(LINES), st.booleans())
+def test_no_log_leads_back_to_an_earlier_stage_or_a_smaller_percentage(lines: list[str], drafts: bool) -> None:
+    places, reached = [(0, 0)], FIRST_STAGE
     for line in lines:
-        reached = stage(line, reached)
-        places.append(NAMES.index(reached.partition(", ")[0]))
+        reached = stage(line, reached, drafts=drafts)
+        name, _, percent = reached.partition(", ")
+        places.append((NAMES.index(name), int(percent.removesuffix(" %") or 0)))
     assert places == sorted(places)

@@ -23,6 +23,7 @@ from engine.vllm.supervise import (
     SuperviseLimits,
     Supervisor,
     Tick,
+    WaitsForTurn,
 )
 
 RULES = SuperviseLimits(
@@ -224,6 +225,10 @@ def test_playbook(name: str) -> None:
     [
         ([], None),
         ([(0, Begin())], 100),
+        ([(0, Begin()), (90, WaitsForTurn(1))], 190),
+        ([(0, Begin()), (90, WaitsForTurn(2))], 100),
+        ([(0, Begin()), (20, StopSupervised()), (21, WaitsForTurn(1))], 25),
+        ([(0, Begin()), (20, Healthy(1)), (30, WaitsForTurn(1))], None),
         ([(0, Begin()), (20, Healthy(1))], None),
         ([(0, Begin()), (20, Healthy(1)), (30, ChildExited(1, 1))], 31),
         ([(0, Begin()), (20, Healthy(1)), (30, StopSupervised())], 70),
@@ -242,6 +247,7 @@ _EVENTS = st.one_of(
     st.just(Begin()),
     st.just(Tick()),
     st.builds(Healthy, _EPOCHS),
+    st.builds(WaitsForTurn, _EPOCHS),
     st.builds(EngineProbeFailed, _EPOCHS, st.just("x"), st.booleans()),
     st.builds(ChildExited, _EPOCHS, st.integers(0, 255)),
     st.builds(StopSupervised, st.booleans()),

@@ -144,9 +144,11 @@ class EarlyHandoffs:
     # --- both ---
 
     def finished(self, request: str) -> None:
-        """A request is over."""
+        """A request is over. If its hold is left to the router, vLLM must not give it back, and asks after this."""
+        known = self._requests.pop(request, None)
+        if known is not None and self._legs.keeps(request):
+            known.kv_transfer_params["do_remote_prefill"] = False
         self._legs.finished(request)
-        self._requests.pop(request, None)
 
     def listens(self) -> bool:
         """Whether a notice may come at any moment."""
@@ -169,14 +171,22 @@ class EarlyHandoffs:
                 self.counts["early notices ignored"] += 1
         return requests
 
-    def take_declined(self) -> list[Any]:
-        """Stand-ins for the requests that this engine computes although their hold is there now; each is given once. A
-        stand-in has its request's id and the hold's fields: with them the ranks tell the producer that the hold is not
-        wanted. The requests themselves keep their fields, so vLLM pulls nothing for them.
+    def keeps(self, request: str) -> bool:
+        """Whether the request's ranks must not give its hold back (`decode.early`, told late)."""
+        return self._legs.keeps(request)
+
+    def scheduled(self, request: str) -> None:
+        """The engine computes the request's first step."""
+        self._legs.scheduled(request)
+
+    def take_given_back(self) -> list[Any]:
+        """Stand-ins for the requests whose holds the scheduler half gives back; each is given once. A stand-in has its
+        request's id and the hold's fields: with them the ranks tell the producer that the hold is not wanted. The
+        requests themselves keep their fields, so vLLM pulls nothing more for them.
         """
         return [
             SimpleNamespace(request_id=request, kv_transfer_params=dict(ready.fields))
-            for request, ready in self._legs.take_declined()
+            for request, ready in self._legs.take_given_back()
             if sane(ready.fields) is not None and not isinstance(pull_in(ready.fields), str)
         ]
 

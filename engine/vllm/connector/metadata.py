@@ -25,6 +25,8 @@ class ExpectedHold(NamedTuple):
     slot: Slot | None
     names: tuple[bytes, ...] = ()
     """With digests: the name of each of the prompt's blocks."""
+    tells: bool = True
+    """Whether the ranks give the hold back; else the scheduler half does (`decode.early`, told late)."""
 
 
 class BatonMetadata(NixlConnectorMetadata):  # type: ignore[misc]

@@ -194,14 +194,18 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._rest(scheduler_output)
         self._hear()
         self._early.ask()
-        for declined in self._early.take_declined():
-            self._reqs_need_recv[declined.request_id] = (declined, [], (), False)  # only a notice, as of an aborted leg
         self._early.report_cached()
         for new in scheduler_output.scheduled_new_reqs:
+            self._early.scheduled(new.req_id)
             if self._holds.wanted(new.req_id):
                 self._early.began(new.req_id, new.num_computed_tokens)
+        for given_back in self._early.take_given_back():  # only a notice, as of an aborted leg
+            self._reqs_need_recv[given_back.request_id] = (given_back, [], (), False)
         introductions, forgotten = self._take_asked()
-        expected = {name: _expected(entry[0], entry[1], self._vouched) for name, entry in self._reqs_need_recv.items()}
+        expected = {
+            name: _expected(entry[0], entry[1], self._vouched, tells=not self._early.keeps(name))
+            for name, entry in self._reqs_need_recv.items()
+        }
         meta = BatonMetadata(super().build_connector_meta(scheduler_output))
         meta.expected = expected
         meta.vouched = {} if self._vouched is None else self._vouched.step(scheduler_output)
@@ -297,13 +301,13 @@ def _pulled(request: Any, local: list[int], cached: int, block_size: int) -> lis
     return local[: span.blocks]
 
 
-def _expected(request: Any, local: Any, vouched: VouchedPrompts | None) -> ExpectedHold:
+def _expected(request: Any, local: Any, vouched: VouchedPrompts | None, *, tells: bool) -> ExpectedHold:
     """The hold that a request must find at its producer. Without `local` blocks it reads nothing, and only sends the
-    notice.
+    notice. `tells`: the ranks give the hold back when they have read it.
     """
     fields = request.kv_transfer_params or {}
     names = () if vouched is None or not any(local) else vouched.names(request, fields["remote_num_tokens"])
-    return ExpectedHold(slot_in(fields), names)
+    return ExpectedHold(slot_in(fields), names, tells)
 
 
 def _holds(request: Any) -> bool:

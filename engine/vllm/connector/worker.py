@@ -185,7 +185,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         handles = self._recving_transfers.get(req_id)
         if handles and slot is not None and sources and req_id not in self._recv_failures:
             beside, wrong = self._compare(meta, expected, remote)
-            self._reads.add(req_id, handles, sources, slot.mark, beside=beside, wrong=wrong)
+            self._reads.add(req_id, handles, sources, slot.mark, beside=beside, wrong=wrong, tells=expected.tells)
             self._follower.wake()
 
     def _compare(self, meta: Any, expected: ExpectedHold, remote: Sequence[int]) -> tuple[tuple[Any, ...], Any]:
