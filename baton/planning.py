@@ -24,6 +24,7 @@ from costs.hardware import Gpu
 from costs.model import ModelShape
 from costs.shape import Spans
 from costs.step import decoding, prompt
+from engine.twin.config import TwinConfig
 from goodput.bounds import EngineBounds
 from goodput.candidates import POWER_CAPS, Arrangement, InstanceKind, arrangements
 from goodput.demand import ClassPromise, Demand, demand_of, sampled
@@ -238,13 +239,8 @@ class Planner:
         return self._members[kind]
 
     def _made(self, kind: InstanceKind) -> SimulatedMember | None:
-        words = list(_words(self.task.model, kind))
-        if kind.batched_tokens is not None:
-            words.append(f"--max-num-batched-tokens={kind.batched_tokens}")
         try:
-            costs, config = engine_of(
-                kind.role, self.task.shape, kind.gpu, Spans(tp=kind.tp), read_words(words), profiles=shipped.profiles()
-            )
+            costs, config = engine(self.task, kind)
         except UsageError:
             return None
         costs = costs if kind.power_cap >= 1 else costs.capped(kind.power_cap)
@@ -422,10 +418,23 @@ def args_of(model: Model, role: Role) -> dict[str, Any]:
     return dict(pools[role].engine_args if role in pools else flags.shared(pool.engine_args for _, pool in every))
 
 
+def engine(task: Task, kind: InstanceKind) -> tuple[Costs, TwinConfig]:
+    """The costs and settings of one instance of a kind, without its power cap.
+
+    Raises:
+        UsageError: it cannot exist: the model does not fit beside its flags.
+    """
+    words = list(_words(task.model, kind))
+    if kind.batched_tokens is not None:
+        words.append(f"--max-num-batched-tokens={kind.batched_tokens}")
+    shape = Spans(tp=kind.tp)
+    return engine_of(kind.role, task.shape, kind.gpu, shape, read_words(words), profiles=shipped.profiles())
+
+
 def _words(model: Model, kind: InstanceKind) -> Sequence[str]:
     """Flags that the file's pool of this role gives its engines, less those that are searched."""
     given = args_of(model, kind.role)
-    given = {name: value for name, value in given.items() if name.replace("_", "-") not in SEARCHED}
+    given = {name: value for name, value in given.items() if flags.normal(name) not in SEARCHED}
     return flags.words(given)
 
 

@@ -298,7 +298,12 @@ def _gpus(args: argparse.Namespace, spec: Spec) -> tuple[tuple[Gpu, int | None],
     )
     if not counts:
         raise UsageError(f"{args.file} names no GPU under `hardware`: add them there, or give --gpus H100-SXM=16")
-    told = {gpu_named(name).name: each for name, each in spec.hardware.items()}
+    told: dict[str, Hardware] = {}
+    for name, each in spec.hardware.items():
+        gpu = gpu_named(name).name
+        if gpu in told:
+            raise UsageError(f"{args.file}: hardware.{name} is {gpu}, which has another entry: keep one")
+        told[gpu] = each
     return tuple((_told(gpu_named(name), told), count) for name, count in counts.items())
 
 
