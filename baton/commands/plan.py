@@ -43,6 +43,7 @@ from costs.hardware import Gpu, gpu_named
 from costs.model import ModelShape
 from costs.shape import Spans
 from goodput.candidates import shapes
+from loadgen.shaping import window
 
 STRICT = "--strict makes no plan"
 """Ends the line about left-out rows of a trace: what --strict would have done."""
@@ -237,9 +238,10 @@ def _load(args: argparse.Namespace) -> PlannedLoad:
 
 
 def _some(load: PlannedLoad) -> PlannedLoad:
+    """The load from its first request on: GPUs that wait for it have no part in what the load takes."""
     if not load.arrivals:
         raise UsageError("the load holds no request: nothing to plan for")
-    return load
+    return replace(load, arrivals=list(window(load.arrivals, load.arrivals[0].at_s)))
 
 
 def _task(args: argparse.Namespace, spec: Spec, load: PlannedLoad) -> Task:

@@ -117,6 +117,16 @@ def test_the_figures_belong_together(file: Path, capsys: pytest.CaptureFixture[s
     assert best["power_w_max"] <= most
 
 
+def test_a_load_begins_with_its_first_request(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A record keeps its times: the GPUs once waited an hour for a part of one, and drew more than their limit."""
+    trace = file.parent / "trace.jsonl"
+    rows = [{"at_s": 3600 + at, "input_tokens": 500, "output_tokens": 20} for at in range(20)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    best = planned(capsys, str(file), "--trace", str(trace), "--no-steps", "--processes", "1")["best"]
+    assert sum(best["gpu_hours"].values()) < best["gpus"] * 30 / 3600
+    assert best["mean_power_w"] <= best["power_w_max"]
+
+
 def test_energy_as_the_objective_takes_no_more_of_it_than_any_other_plan(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
