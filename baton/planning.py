@@ -418,6 +418,12 @@ def args_of(model: Model, role: Role) -> dict[str, Any]:
     return dict(pools[role].engine_args if role in pools else flags.shared(pool.engine_args for _, pool in every))
 
 
+def not_simulated(model: Model) -> list[str]:
+    """Flags of planned pools that change nothing in a simulation: no figure of the plan has their effect."""
+    found = (read_words(flags.words(args_of(model, role))).unread for role in Role)
+    return list(dict.fromkeys(name for names in found for name in names))
+
+
 def engine(task: Task, kind: InstanceKind) -> tuple[Costs, TwinConfig]:
     """The costs and settings of one instance of a kind, without its power cap.
 

@@ -20,7 +20,7 @@ from costs.shape import Spans
 from loadgen.report import Targets
 from router.core.slo import promises_of
 from router.core.values import Promise
-from sim.engine_args import engine_of, read_words
+from sim.engine_args import engine_of, read_words, unread_line
 from sim.fleet import SimulatedMember, member
 from sim.startup import StartUp
 
@@ -168,7 +168,7 @@ def _members(
         found += _ranks(replace(made[key], name=each.name))
     notes = [f"{made_.name}: {made_.costs.because}" for made_ in made.values()]  # type: ignore[attr-defined]
     if unread:
-        notes.append(f"not simulated, as nothing here depends on it: {', '.join(unread)}")
+        notes.append(unread_line(list(unread)))
     return tuple(found), tuple(notes)
 
 

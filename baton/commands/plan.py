@@ -33,7 +33,7 @@ from baton.load_arrivals import PlannedLoad, finite, planned
 from baton.output import emit, say
 from baton.plan_steps import EFFORT_SHARE, Step, next_steps
 from baton.plan_view import PlanProgress, as_json, show
-from baton.planning import EFFORT, OBJECTIVES, SearchResult, Task, goals_of, plan
+from baton.planning import EFFORT, OBJECTIVES, SearchResult, Task, goals_of, not_simulated, plan
 from baton.simulated import model_of, read_gpus
 from baton.workload import workload
 from cluster.errors import UsageError
@@ -44,6 +44,7 @@ from costs.model import ModelShape
 from costs.shape import Spans
 from goodput.candidates import shapes
 from loadgen.shaping import window
+from sim.engine_args import unread_line
 
 STRICT = "--strict makes no plan"
 """Ends the line about left-out rows of a trace: what --strict would have done."""
@@ -131,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
         say("--strict: no plan is made from this; correct it, or leave --strict out")
         return 1
     task = _task(args, spec, load)
+    unread = not_simulated(task.model)
     began_s = time.monotonic()
     outcome, steps = _planned(args, task)
     took_s = time.monotonic() - began_s
@@ -138,10 +140,11 @@ def run(args: argparse.Namespace) -> int:
         _write(args, parsed.text, task, outcome, steps, took_s)
     finally:  # a file that cannot be written must not cost the answer
         if args.json:
-            emit({**as_json(outcome, steps, task, took_s), "bad_rows": list(load.bad)})
+            more = {"not_simulated": unread, "bad_rows": list(load.bad)}
+            emit({**as_json(outcome, steps, task, took_s), **more})
         else:
             show(outcome, steps, task, took_s)
-    for line in (*load.notes, *load.left_out(STRICT)):
+    for line in (*([unread_line(unread)] if unread else []), *load.notes, *load.left_out(STRICT)):
         say(line)
     return 0 if outcome.best is not None else 1
 

@@ -127,6 +127,16 @@ def test_a_load_begins_with_its_first_request(file: Path, capsys: pytest.Capture
     assert best["mean_power_w"] <= best["power_w_max"]
 
 
+def test_flags_that_are_not_simulated_are_named(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`quantization: fp8` halves the weights, and the plan takes them whole."""
+    file.write_text(FILE.replace("max-num-seqs: 64", "max-num-seqs: 64, quantization: fp8, enforce_eager: true"))
+    words = ["plan", str(file), *LOAD[:2], "--requests", "5", "--no-steps", "--processes", "1"]
+    assert main(words) == 0
+    told = "not simulated, so no figure has what they change: --quantization, --enforce-eager"
+    assert told in capsys.readouterr().err
+    assert planned(capsys, *words[1:])["not_simulated"] == ["--quantization", "--enforce-eager"]
+
+
 def test_energy_as_the_objective_takes_no_more_of_it_than_any_other_plan(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
