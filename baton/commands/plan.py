@@ -29,6 +29,7 @@ from typing import Any
 
 from baton import clusterfile, plan_file
 from baton.commands.load import add_load, add_trace
+from baton.gpus import as_told
 from baton.load_arrivals import PlannedLoad, finite, planned
 from baton.output import emit, say
 from baton.plan_steps import EFFORT_SHARE, Step, next_steps
@@ -37,7 +38,7 @@ from baton.planning import EFFORT, OBJECTIVES, SearchResult, Task, goals_of, not
 from baton.simulated import model_of, read_gpus
 from baton.workload import workload
 from cluster.errors import UsageError
-from cluster.spec import Hardware, Parsed, Spec
+from cluster.spec import Parsed, Spec
 from costs.bounds import Least, least
 from costs.hardware import Gpu, gpu_named
 from costs.model import ModelShape
@@ -303,28 +304,11 @@ def _gpus(args: argparse.Namespace, spec: Spec) -> tuple[tuple[Gpu, int | None],
     )
     if not counts:
         raise UsageError(f"{args.file} names no GPU under `hardware`: add them there, or give --gpus H100-SXM=16")
-    told: dict[str, Hardware] = {}
-    for name, each in spec.hardware.items():
-        gpu = gpu_named(name).name
-        if gpu in told:
-            raise UsageError(f"{args.file}: hardware.{name} is {gpu}, which has another entry: keep one")
-        told[gpu] = each
-    return tuple((_told(gpu_named(name), told), count) for name, count in counts.items())
-
-
-def _told(gpu: Gpu, told: Mapping[str, Hardware]) -> Gpu:
-    """The GPU type with price, power and memory as the cluster file has them (`told`), by the name of the type."""
-    said = told.get(gpu.name)
-    if said is None:
-        return gpu
-    power_w = gpu.tdp_w if said.power_w is None else said.power_w
-    return replace(
-        gpu,
-        usd_per_hour=gpu.usd_per_hour if said.price_per_hour is None else said.price_per_hour,
-        memory_gib=gpu.memory_gib if said.memory_gib is None else said.memory_gib,
-        tdp_w=power_w,
-        idle_w=gpu.idle_w * power_w / gpu.tdp_w,
-    )
+    types = [gpu_named(name).name for name in spec.hardware]
+    for at, name in enumerate(spec.hardware):
+        if types[at] in types[:at]:
+            raise UsageError(f"{args.file}: hardware.{name} is {types[at]}, which has another entry: keep one")
+    return tuple((as_told(gpu_named(name), spec.hardware), count) for name, count in counts.items())
 
 
 def _planned(args: argparse.Namespace, task: Task) -> tuple[SearchResult, list[Step]]:
