@@ -356,6 +356,24 @@ def test_a_search_that_ended_by_its_effort_does_not_say_that_nothing_holds() -> 
     assert "no fleet within the GPUs" in planner.why_not(SearchState(trials=3, proven=True))
 
 
+def test_a_limit_of_the_search_is_no_lack_of_gpus(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 64 of 400 instances tried, the answer said that 64 is the most there is, or that its fleet is the cheapest."""
+    monkeypatch.setattr(planning, "INSTANCES_MAX", 1)
+    few = ["plan", str(file), "--no-steps", "--processes", "1"]
+    load = ["--requests", "60", "--input-tokens", "1500", "--output-tokens", "60"]
+    assert main([*few, *load, "--rate", "100", "--gpus", "L4=40"]) == 1
+    told = capsys.readouterr().out
+    assert "no more than 64 instances of a kind are tried" in told
+    assert "is the most there is" not in told
+    found = planned(capsys, *few[1:], *load, "--rate", "1", "--gpus", "L4=40,L40S=1")
+    cheaper = [each for each in found["presumed"] if "nothing cheaper has more" in each]
+    assert bool(cheaper) == (found["best"]["price_per_hour"] > 2 * 0.4)
+    few_there = planned(capsys, *few[1:], *load, "--rate", "1", "--gpus", "L4=1,L40S=1")
+    assert not any("nothing cheaper" in each for each in few_there["presumed"])
+
+
 def test_one_request_is_a_load(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = file.parent / "one.html"
     words = [*LOAD[:2], "--requests", "1", *LOAD[4:], "--html", str(page)]
