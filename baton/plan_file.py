@@ -30,7 +30,7 @@ def text_of(given: str, task: Task, best: FleetResults) -> str:
     """
     tree = entries_of(compose(given))
     hardware: dict[str, Any] = {**entries_of(tree.get("hardware"))}
-    names = {gpu.name: name for name in hardware if (gpu := find_gpu(name)) is not None}
+    names = {known.name: name for name in hardware if (known := find_gpu(name)) is not None}
     tree["models"] = tree_of([_planned(each, task, best, names) for each in nodes_of(tree["models"])])
     for gpu, count in _needed(best).items():
         name = names.get(gpu, gpu)

@@ -359,7 +359,7 @@ def test_a_search_that_ended_by_its_effort_does_not_say_that_nothing_holds() -> 
 def test_a_limit_of_the_search_is_no_lack_of_gpus(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 64 of 400 instances tried, the answer said that 64 is the most there is, or that its fleet is the cheapest."""
+    """The answer once said that 64 of 400 instances are the most there is, or that its fleet is the cheapest."""
     monkeypatch.setattr(planning, "INSTANCES_MAX", 1)
     few = ["plan", str(file), "--no-steps", "--processes", "1"]
     load = ["--requests", "60", "--input-tokens", "1500", "--output-tokens", "60"]
