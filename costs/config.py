@@ -2,8 +2,9 @@
 
 Knows the spellings of the usual families: Llama, Mistral, Qwen 2/3, Gemma, Phi-3, OPT, BLOOM, Falcon, StarCoder 2
 (dense; multi-head, grouped or multi-query), Mixtral, Qwen-MoE, gpt-oss, Llama 4, ERNIE 4.5 (mixtures), DeepSeek V2/V3
-and Kimi K2 (latent attention). An unknown family is read as Llama: missing fields have Llama's defaults, and sizes come out
-nearly right. A mixture whose experts are spelt in another way is refused: as a dense model it would be far too small.
+and Kimi K2 (latent attention). An unknown family is read as Llama: missing fields have Llama's defaults, and sizes
+come out nearly right. A mixture whose experts are spelt in another way is refused: as a dense model it would be far too
+small.
 """
 
 from __future__ import annotations
