@@ -222,14 +222,21 @@ def target_lines(report: LoadReport) -> list[str]:
     """Lines on attainment, and on how well lengths were kept."""
     lines = []
     if report.attained is not None:
-        told = told_targets(report.targets)
-        share = "–" if report.attainment is None else f"{report.attainment:.1%}"
-        lines.append(f"attainment {share}: {report.attained} of {report.sent - report.interrupted} met {told}")
+        told = "the targets of their class" if report.classes else told_targets(report.targets)
+        lines.append(f"attainment {_share(report.attained, report.sent - report.interrupted)} met {told}")
+    for each in report.classes:
+        name, told = each.name or "of requests without a class", told_targets(each.targets) or "no target"
+        lines.append(f"attainment {name} {_share(each.attained, each.requests)} met {told}")
     if report.prompt_tokens_off is not None:
         lines.append(f"prompts are {report.prompt_tokens_off:.1%} off their wanted length on average")
     if report.short_answers:
         lines.append(f"{report.short_answers} answers are shorter than asked for")
     return lines
+
+
+def _share(part: int, whole: int) -> str:
+    """`95.0%: 19 of 20`."""
+    return f"{f'{part / whole:.1%}' if whole else '–'}: {part} of {whole}"
 
 
 def in_ms(value: float | None) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
+from baton.gpus import as_told
 from cluster.ids import engine_of
 from cluster.instance import Instance, Role
-from cluster.spec import Model, Pool, Spec, flags
+from cluster.spec import Hardware, Model, Pool, Spec, flags
 from cluster.spec.plan import stems
 from costs.cost import costs_of
 from costs.hardware import find_gpu, kv_dtype_named
@@ -24,8 +24,7 @@ def makes_of(spec: Spec) -> Callable[[Instance], Make | None]:
     It gives None if the pool names no known GPU, or the model's sizes do not ship: the router then learns from legs.
     """
     by_stem = stems(spec)
-    memory = {name: found.memory_gib for name, found in spec.hardware.items()}
-    known = {stem: _make(model, pool, memory) for stem, (model, _, pool) in by_stem.items()}
+    known = {stem: _make(model, pool, spec.hardware) for stem, (model, _, pool) in by_stem.items()}
     by_role: dict[Role, list[str]] = {}
     for stem, (_, role, _) in by_stem.items():
         by_role.setdefault(role, []).append(stem)
@@ -42,13 +41,12 @@ def makes_of(spec: Spec) -> Callable[[Instance], Make | None]:
     return make
 
 
-def _make(model: Model, pool: Pool, memory_gib: Mapping[str, float | None]) -> Make | None:
+def _make(model: Model, pool: Pool, hardware: Mapping[str, Hardware]) -> Make | None:
     sizes = find_model(model.name)
     gpu = find_gpu(pool.gpu) if pool.gpu is not None else None
     if sizes is None or gpu is None:
         return None
-    told = memory_gib.get(pool.gpu or "")
-    gpu = gpu if told is None else replace(gpu, memory_gib=told)
+    gpu = as_told(gpu, hardware)
     budget = _budget(pool.engine_args)
     kv_dtype = kv_dtype_named(flags.given(pool.engine_args, flags.KV_DTYPE)[1])
     costs = costs_of(sizes, gpu, pool.shape, profiles=profiles(), kv_dtype=kv_dtype, batched_tokens=budget or None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
-from cluster.spec import PlannedInstance, flags
+from baton.gpus import as_told
+from cluster.spec import Hardware, PlannedInstance, flags
 from costs.hardware import find_gpu
 from engine.vllm.spec import EngineSpec, value_of
 from sim.engine_args import read_words
@@ -12,6 +15,8 @@ from sim.engine_args import read_words
 MOCK_MODEL = "meta-llama/Llama-3.1-8B"
 """The model of a mock if none is named."""
 
+
+NO_HARDWARE: Final[Mapping[str, Hardware]] = MappingProxyType({})
 
 _SAME: Final = {
     "max-num-batched-tokens": "--max-num-batched-tokens",
@@ -29,16 +34,20 @@ def mock_ranks(args: tuple[str, ...]) -> int:
     return int(said) if said is not None and said.isdecimal() and int(said) > 0 else 1
 
 
-def mock_args(instance: PlannedInstance) -> tuple[str, ...]:
+def mock_args(instance: PlannedInstance, hardware: Mapping[str, Hardware] = NO_HARDWARE) -> tuple[str, ...]:
     """The flags of a mock in the place of an instance of a cluster file: its GPUs, and those of its vLLM flags that
     change a mock's timing. Other flags are left out, and so is a GPU that the cost model does not know.
+
+    A mock takes a power cap as a share of the data sheet's power. `hardware` of the file may say another power: the
+    share stays the same.
     """
     words = ["--tp", str(instance.shape.tp)] if instance.shape.tp > 1 else []
     words += ["--dp", str(instance.shape.dp)] if instance.shape.dp > 1 else []
     gpu = None if instance.gpu is None else find_gpu(instance.gpu)
     words += [] if gpu is None else ["--gpu", gpu.name]
     if instance.power_cap_w is not None:
-        words += ["--power-cap-w", f"{instance.power_cap_w:g}"]
+        more = 1.0 if gpu is None else gpu.tdp_w / as_told(gpu, hardware).tdp_w
+        words += ["--power-cap-w", f"{instance.power_cap_w * more:g}"]
     read = read_words(instance.vllm_args)
     for name, number in read.numbers.items():
         words += [_SAME[name], f"{number:.0f}"] if name in _SAME else []

@@ -161,21 +161,22 @@ def from_file(spec: Spec, vllm_args: list[str], engine: str = "vllm") -> list[Wa
 
     With `engine` ``mock``, mocks imitate them: the file's GPUs, with the timing of the cost model.
     """
-    return [_wanted(each, vllm_args, engine) for each in instances(spec)]
+    return [_wanted(spec, each, vllm_args, engine) for each in instances(spec)]
 
 
 def templates(spec: Spec, vllm_args: list[str], engine: str = "vllm") -> dict[str, WantedEngine]:
     """By pool of a cluster file, the settings of one more instance."""
-    return {each.name: _wanted(each, vllm_args, engine) for each in one_of_each(spec)}
+    return {each.name: _wanted(spec, each, vllm_args, engine) for each in one_of_each(spec)}
 
 
-def _wanted(each: PlannedInstance, vllm_args: list[str], engine: str) -> WantedEngine:
+def _wanted(spec: Spec, each: PlannedInstance, vllm_args: list[str], engine: str) -> WantedEngine:
+    own = mock_args(each, spec.hardware) if engine == "mock" else each.vllm_args
     return WantedEngine(
         name=each.name,
         role=each.role,
         model=None if each.model == TINY_NAME else each.model,
         served_name=each.served_name,
-        vllm_args=(*(mock_args(each) if engine == "mock" else each.vllm_args), *vllm_args),
+        vllm_args=(*own, *vllm_args),
         engine=engine,
         env=dict(each.env),
         kv_lease_s=each.kv_lease_s,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
-from baton.planning import FleetResults, Task, args_of
+from baton.planning import FleetResults, Task, args_of, engine
 from cluster.errors import UsageError
-from cluster.spec import Model
+from cluster.spec import Model, flags
 from cluster.spec.reader import entries_of, nodes_of
 from cluster.spec.tree import Node, Scalar, compose, tree_of
 from cluster.spec.writer import written
 from costs.hardware import find_gpu
+from goodput.candidates import InstanceKind
+from sim.engine_args import LENGTH_MAX
 
-BUDGET = "max-num-batched-tokens"
+NO_NAMES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def text_of(given: str, task: Task, best: FleetResults) -> str:
@@ -26,25 +29,42 @@ def text_of(given: str, task: Task, best: FleetResults) -> str:
         best: the planned fleet.
     """
     tree = entries_of(compose(given))
-    tree["models"] = tree_of([_planned(each, task, best) for each in nodes_of(tree["models"])])
     hardware: dict[str, Any] = {**entries_of(tree.get("hardware"))}
-    known = {gpu.name for name in hardware if (gpu := find_gpu(name)) is not None}
-    for kind in best.arrangement:
-        if kind.gpu.name not in known:
-            hardware.setdefault(kind.gpu.name, {})
+    names = {known.name: name for name in hardware if (known := find_gpu(name)) is not None}
+    tree["models"] = tree_of([_planned(each, task, best, names) for each in nodes_of(tree["models"])])
+    for gpu, count in _needed(best).items():
+        name = names.get(gpu, gpu)
+        entry = entries_of(hardware.get(name))
+        if _fewer(entry.get("count"), count):
+            entry["count"] = tree_of(count)
+        hardware[name] = tree_of(entry)
     heading = f"# Planned by `baton plan` for {len(task.arrivals):,} requests: {best}\n"
     if any(kind.power_cap < 1 for kind in best.arrangement):
         heading += "# `power_cap_w` is what the plan counts on: set it on the machines (nvidia-smi --power-limit).\n"
     return heading + written(tree_of({**tree, "hardware": hardware}))
 
 
-def _planned(model: Node, task: Task, best: FleetResults) -> Node:
-    """A model of the file; the planned one with its pools."""
+def _needed(best: FleetResults) -> dict[str, int]:
+    """GPUs of the fleet by type."""
+    found: dict[str, int] = {}
+    for kind, count in zip(best.arrangement, best.counts, strict=True):
+        found[kind.gpu.name] = found.get(kind.gpu.name, 0) + kind.gpus * count
+    return found
+
+
+def _fewer(there: Node | None, needed: int) -> bool:
+    """Whether the file's `count` of a GPU type is less than the plan needs: `--gpus` gave it more."""
+    return isinstance(there, Scalar) and isinstance(there.value, int) and there.value < needed
+
+
+def _planned(model: Node, task: Task, best: FleetResults, names: Mapping[str, str]) -> Node:
+    """A model of the file; the planned one with its pools. `names`: the file's names of GPU types."""
     entries = entries_of(model)
     if _api_name(entries) != task.model.api_name:
         return model
     given = {role: entries_of(pool) for role, pool in entries_of(entries.get("pools")).items()}
-    return tree_of({**entries, "pools": pools_of(best, given, task.model)})
+    short = {kind for kind in best.arrangement if engine(task, kind)[1].max_model_len < LENGTH_MAX}
+    return tree_of({**entries, "pools": pools_of(best, given, task.model, names=names, short=short)})
 
 
 def _api_name(model: Mapping[str, Node]) -> object:
@@ -52,22 +72,40 @@ def _api_name(model: Mapping[str, Node]) -> object:
     return next(each.value for each in names if isinstance(each, Scalar) and each.value is not None)
 
 
-def pools_of(answer: FleetResults, given: Mapping[str, Any], model: Model) -> dict[str, Any]:
+def pools_of(
+    answer: FleetResults,
+    given: Mapping[str, Any],
+    model: Model,
+    *,
+    names: Mapping[str, str] = NO_NAMES,
+    short: Collection[InstanceKind] = (),
+) -> dict[str, Any]:
     """The `pools` of the file. Other settings of a role in the user's file (`given`) are kept; a role that the file
     does not have gets the flags that all pools of the model share.
 
     The first kind of a role becomes the role's pool, each further kind one under `extra`.
+
+    Args:
+        answer: the planned fleet.
+        given: by role, the settings of its pool in the user's file.
+        model: the planned model.
+        names: the user's names of GPU types, where they are others than ours.
+        short: kinds whose memory holds fewer tokens than a model may take: vLLM ends at its start if a request of the
+            model's full length does not fit, unless it may choose the length (`max-model-len: auto`).
     """
     pools: dict[str, Any] = {}
     extra: dict[str, Any] = {}
     for kind, count in zip(answer.arrangement, answer.counts, strict=True):
         role = kind.role.value
         kept = dict(given.get(role) or {})
-        args = {name: value for name, value in args_of(model, kind.role).items() if _plain(name) != BUDGET}
+        args = {name: value for name, value in args_of(model, kind.role).items() if flags.normal(name) != flags.BUDGET}
         if kind.batched_tokens is not None:
-            args[BUDGET] = kind.batched_tokens
+            args[flags.BUDGET] = kind.batched_tokens
+        if kind in short and not flags.given(args, flags.LENGTH)[0]:
+            args[flags.LENGTH] = "auto"
         kept.pop("power_cap_w", None)
-        kept.update({"min": count, "max": count, "start": count, "gpu": kind.gpu.name, "shape": {"tp": kind.tp}})
+        gpu = names.get(kind.gpu.name, kind.gpu.name)
+        kept.update({"min": count, "max": count, "start": count, "gpu": gpu, "shape": {"tp": kind.tp}})
         kept.pop("engine_args", None)
         if args:
             kept["engine_args"] = args
@@ -78,10 +116,6 @@ def pools_of(answer: FleetResults, given: Mapping[str, Any], model: Model) -> di
         else:
             pools[role] = kept
     return {**pools, **({"extra": extra} if extra else {})}
-
-
-def _plain(flag: str) -> str:
-    return flag.replace("_", "-")
 
 
 def _slug(name: str) -> str:

@@ -9,6 +9,7 @@ A long load is searched on stretches of it first; the best fleets there are then
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
@@ -24,6 +25,7 @@ from costs.hardware import Gpu
 from costs.model import ModelShape
 from costs.shape import Spans
 from costs.step import decoding, prompt
+from engine.twin.config import TwinConfig
 from goodput.bounds import EngineBounds
 from goodput.candidates import POWER_CAPS, Arrangement, InstanceKind, arrangements
 from goodput.demand import ClassPromise, Demand, demand_of, sampled
@@ -66,6 +68,8 @@ a run of the whole load would take longer than the user's effort allows."""
 
 INSTANCES_MAX = 64
 """Most instances of one kind."""
+
+_TOO_MANY = f"no more than {INSTANCES_MAX} instances of a kind are tried"
 
 SEARCHED = frozenset({"max-num-batched-tokens", "tensor-parallel-size"})
 """Flags of vLLM that a plan chooses itself: those of the file are not taken."""
@@ -238,13 +242,8 @@ class Planner:
         return self._members[kind]
 
     def _made(self, kind: InstanceKind) -> SimulatedMember | None:
-        words = list(_words(self.task.model, kind))
-        if kind.batched_tokens is not None:
-            words.append(f"--max-num-batched-tokens={kind.batched_tokens}")
         try:
-            costs, config = engine_of(
-                kind.role, self.task.shape, kind.gpu, Spans(tp=kind.tp), read_words(words), profiles=shipped.profiles()
-            )
+            costs, config = engine(self.task, kind)
         except UsageError:
             return None
         costs = costs if kind.power_cap >= 1 else costs.capped(kind.power_cap)
@@ -268,6 +267,8 @@ class Planner:
         scale = space.scale(space.most)
         if scale < 1:
             told = f"not enough GPUs: {counted(arrangement, space.most)} is the most there is, and "
+            if any(self._cut(kind) for kind in arrangement):
+                told = f"{_TOO_MANY}: {counted(arrangement, space.most)} is the most that is tried, and "
             self.why[told + f"{1 / max(scale, 1e-9):.2g} times that would be needed at least"] = 0.0
             return
         watts = sum(kind.power_cap_w * kind.gpus * few for kind, few in zip(arrangement, space.least, strict=True))
@@ -316,6 +317,16 @@ class Planner:
 
     def _most(self, kind: InstanceKind) -> int:
         return min(INSTANCES_MAX, self._available(kind) // kind.gpus)
+
+    def _cut(self, kind: InstanceKind) -> bool:
+        """Whether there are GPUs for more instances of this kind than are tried."""
+        few = {gpu.name: count for gpu, count in self.task.gpus}[kind.gpu.name]
+        return few is None or few // kind.gpus > INSTANCES_MAX
+
+    def cut_below(self, cost: float) -> bool:
+        """Whether a fleet that costs less than this may have more instances of a kind than are tried."""
+        made = [kind for kind, there in self._members.items() if there is not None]
+        return any(self._cut(kind) and (INSTANCES_MAX + 1) * self._price(kind) < cost for kind in made)
 
     def _limits(self, arrangement: Arrangement) -> tuple[tuple[tuple[float, ...], float], ...]:
         """Kinds of one GPU type share its GPUs; all kinds share the watts."""
@@ -395,7 +406,8 @@ class Planner:
             told = f"none of the {found.trials:,} fleets that were tried keeps the promises, and not all were tried"
             return f"{told}: give more GPUs, or look further with --effort"
         if self.spaces:
-            return "no fleet within the GPUs that there are keeps the promises"
+            tried = f" ({_TOO_MANY})" if self.cut_below(math.inf) else ""
+            return f"no fleet within the GPUs that there are keeps the promises{tried}"
         if not self.why:
             there = ", ".join(f"{'any number of' if few is None else few} {gpu.name}" for gpu, few in self.task.gpus)
             return f"the model fits on none of these GPUs: {there}"
@@ -422,10 +434,29 @@ def args_of(model: Model, role: Role) -> dict[str, Any]:
     return dict(pools[role].engine_args if role in pools else flags.shared(pool.engine_args for _, pool in every))
 
 
+def not_simulated(model: Model) -> list[str]:
+    """Flags of planned pools that change nothing in a simulation: no figure of the plan has their effect."""
+    found = (read_words(flags.words(args_of(model, role))).unread for role in Role)
+    return list(dict.fromkeys(name for names in found for name in names))
+
+
+def engine(task: Task, kind: InstanceKind) -> tuple[Costs, TwinConfig]:
+    """The costs and settings of one instance of a kind, without its power cap.
+
+    Raises:
+        UsageError: it cannot exist: the model does not fit beside its flags.
+    """
+    words = list(_words(task.model, kind))
+    if kind.batched_tokens is not None:
+        words.append(f"--max-num-batched-tokens={kind.batched_tokens}")
+    shape = Spans(tp=kind.tp)
+    return engine_of(kind.role, task.shape, kind.gpu, shape, read_words(words), profiles=shipped.profiles())
+
+
 def _words(model: Model, kind: InstanceKind) -> Sequence[str]:
     """Flags that the file's pool of this role gives its engines, less those that are searched."""
     given = args_of(model, kind.role)
-    given = {name: value for name, value in given.items() if name.replace("_", "-") not in SEARCHED}
+    given = {name: value for name, value in given.items() if flags.normal(name) not in SEARCHED}
     return flags.words(given)
 
 
@@ -659,12 +690,12 @@ def _outcome(task: Task, first: Searched | None, last: Searched) -> SearchResult
         scarcest="" if best is None else planner.scarcest(best.arrangement, best.counts),
         spent=found.spent + (0 if first is None else first.found.spent),
         trials=found.trials + (0 if first is None else first.found.trials),
-        presumed=_presumed(task, found, sampled=first is not None, stopped=stopped),
+        presumed=_presumed(task, found, planner, sampled=first is not None, stopped=stopped),
         last=last,
     )
 
 
-def _presumed(task: Task, found: SearchState, *, sampled: bool, stopped: bool) -> list[str]:
+def _presumed(task: Task, found: SearchState, planner: Planner, *, sampled: bool, stopped: bool) -> list[str]:
     """The assumptions of the answer besides the simulations."""
     told = ["more instances never hold less, and slower ones never more: "]
     if stopped:
@@ -676,6 +707,8 @@ def _presumed(task: Task, found: SearchState, *, sampled: bool, stopped: bool) -
         told.append("what is dear on stretches of the load is dear on the whole: only the best of a sample were tried")
     if task.objective == "energy":
         told.append("a larger fleet of the same kinds draws no less")
+    if found.best is not None and planner.cut_below(found.cost):
+        told.append(f"nothing cheaper has more: {_TOO_MANY}")
     return told
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from baton.changing import Changing
+from baton.gpus import as_told
 from baton.scaling_admin import Wishes, admin_app
 from baton.scaling_check import Checker
 from baton.state import state_folder
@@ -23,6 +24,7 @@ from cluster.registry.registry import Registry
 from cluster.spec import Model, Pool, SloClass, Spec, flags
 from cluster.spec.plan import stems
 from costs.hardware import Gpu, find_gpu
+from costs.power import cap_of
 from costs.shipped import find_model, profiles
 from engine.agent.http import listen
 from goodput.actuate.journal import Journal
@@ -183,9 +185,10 @@ def _pool(
         raise UsageError(f"no sizes of {model.name} ship, so nothing tells what an instance of it can do")
     words = _vllm_words(words) if engine == "mock" else words
     costs, config = engine_of(role, sizes, gpu, pool.shape, read_words(words), profiles=profiles())
+    if pool.power_cap_w is not None:
+        costs = costs.capped(cap_of(pool.power_cap_w, gpu.tdp_w))
     hardware = spec.hardware.get(pool.gpu or "")
     price = None if hardware is None else hardware.price_per_hour
-    power_w = None if hardware is None else hardware.power_w
     made = ScalingPool(
         name=stem,
         role=role,
@@ -199,7 +202,7 @@ def _pool(
             gpu=pool.gpu or "",
             gpus=pool.shape.gpus,
             price_per_hour=(price or 0.0) * pool.shape.gpus,
-            power_w=(power_w or gpu.tdp_w) * pool.shape.gpus,
+            power_w=gpu.tdp_w * pool.shape.gpus,
         ),
         first_token_ms=costs.first_token_ms,
         min=pool.min,
@@ -234,7 +237,7 @@ def _gpu(spec: Spec, pool: Pool, engine: str, found: str | None, words: list[str
     gpu = find_gpu(name)
     if gpu is None:
         raise UsageError(f"`gpu: {name}` is no type whose speed is known (`baton plan --help`)")
-    return gpu
+    return as_told(gpu, spec.hardware)
 
 
 def _value(words: list[str], flag: str, otherwise: str) -> str:

@@ -8,19 +8,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from baton import clusterfile
+from baton.gpus import as_told
 from cluster.errors import UsageError
 from cluster.ids import InstanceId, ranks_of
 from cluster.instance import Role
-from cluster.spec import POLICY, PlannedInstance, SloClass, Spec, instances
+from cluster.spec import POLICY, Hardware, PlannedInstance, SloClass, Spec, instances
 from costs import shipped
-from costs.hardware import Gpu, gpu_named
+from costs.hardware import gpu_named
 from costs.model import ModelShape
 from costs.power import cap_of
 from costs.shape import Spans
 from loadgen.report import Targets
 from router.core.slo import promises_of
 from router.core.values import Promise
-from sim.engine_args import engine_of, read_words
+from sim.engine_args import engine_of, read_words, unread_line
 from sim.fleet import SimulatedMember, member
 from sim.startup import StartUp
 
@@ -101,8 +102,7 @@ def _from_file(args: argparse.Namespace, *, contents: bool) -> PlannedSimulation
     listed = [each for each in instances(spec) if each.api_name == chosen.api_name]
     if not listed:
         raise UsageError(f"{args.cluster}: {chosen.api_name} starts with no instance; give its pools `start`")
-    memory = {name: found.memory_gib for name, found in spec.hardware.items() if found.memory_gib is not None}
-    members, notes = _members(listed, memory, args, contents=contents)
+    members, notes = _members(listed, spec.hardware, args, contents=contents)
     if len(spec.models) > 1:
         notes = (*notes, f"one model at a time: {chosen.api_name}; --model names another")
     return PlannedSimulation(
@@ -132,7 +132,7 @@ def _targets(args: argparse.Namespace, spec: Spec) -> Targets:
 
 
 def _members(
-    listed: list[PlannedInstance], memory: Mapping[str, float], args: argparse.Namespace, *, contents: bool
+    listed: list[PlannedInstance], hardware: Mapping[str, Hardware], args: argparse.Namespace, *, contents: bool
 ) -> tuple[tuple[SimulatedMember, ...], tuple[str, ...]]:
     """The simulated instances, and notes for people. Instances of one kind share their costs."""
     made: dict[tuple[object, ...], SimulatedMember] = {}
@@ -151,7 +151,7 @@ def _members(
             costs, config = engine_of(
                 each.role,
                 model_of(each.model),
-                _gpu(name, memory.get(name)),
+                as_told(gpu_named(name), hardware),
                 shape,
                 words,
                 profiles=shipped.profiles(),
@@ -168,7 +168,7 @@ def _members(
         found += _ranks(replace(made[key], name=each.name))
     notes = [f"{made_.name}: {made_.costs.because}" for made_ in made.values()]  # type: ignore[attr-defined]
     if unread:
-        notes.append(f"not simulated, as nothing here depends on it: {', '.join(unread)}")
+        notes.append(unread_line(list(unread)))
     return tuple(found), tuple(notes)
 
 
@@ -205,11 +205,6 @@ def read_gpus(text: str, flag: str) -> dict[str, int]:
             raise UsageError(f"{flag} names {gpu} twice")
         found[gpu] = int(count)
     return found
-
-
-def _gpu(name: str, memory_gib: float | None) -> Gpu:
-    gpu = gpu_named(name)
-    return gpu if memory_gib is None else replace(gpu, memory_gib=memory_gib)
 
 
 def model_of(name: str) -> ModelShape:

@@ -1,12 +1,15 @@
 """Reads a Hugging Face ``config.json`` into a `ModelShape`. Pure: the caller has parsed the JSON.
 
 Knows the spellings of the usual families: Llama, Mistral, Qwen 2/3, Gemma, Phi-3, OPT, BLOOM, Falcon, StarCoder 2
-(dense; multi-head, grouped or multi-query), Mixtral, Qwen-MoE, gpt-oss (mixtures), DeepSeek V2/V3 and Kimi K2 (latent
-attention). An unknown family is read as Llama: missing fields have Llama's defaults, and sizes come out nearly right.
+(dense; multi-head, grouped or multi-query), Mixtral, Qwen-MoE, gpt-oss, Llama 4, ERNIE 4.5 (mixtures), DeepSeek V2/V3
+and Kimi K2 (latent attention). An unknown family is read as Llama: missing fields have Llama's defaults, and sizes
+come out nearly right. A mixture whose experts are spelt in another way is refused: as a dense model it would be far too
+small.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -118,7 +121,8 @@ def _shape(config: Mapping[str, Any], name: str) -> ModelShape:
     hidden = _whole(config, "hidden_size", "n_embd", "d_model")
     heads = _whole(config, "num_attention_heads", "n_head", "n_heads")
     head_dim = _maybe(config, "head_dim", "attention_head_dim") or hidden // heads
-    intermediate = _maybe(config, "intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner") or 4 * hidden
+    widths = ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
+    intermediate = _maybe(config, *widths) or 4 * hidden
     window, window_layers = _window(config, layers)
     return ModelShape(
         name=name or str(config.get("_name_or_path", "")),
@@ -187,19 +191,42 @@ def _latent(config: Mapping[str, Any]) -> Latent | None:
 
 
 def _experts(config: Mapping[str, Any], layers: int) -> Experts | None:
-    count = _part(config, "n_routed_experts", "num_local_experts", "num_experts")
+    count = _part(config, *EXPERTS)
     if count < 2:
+        _refuse_other_experts(config)
         return None
     width = _maybe(config, "moe_intermediate_size") or _whole(config, "intermediate_size")
     shared = _part(config, "shared_expert_intermediate_size")
-    shared = shared or _part(config, "n_shared_experts") * width
+    shared = shared or _part(config, "n_shared_experts", "moe_num_shared_experts") * width
+    if not shared and str(config.get("model_type")).startswith("llama4"):
+        shared = width  # one, which the file does not mention
     return Experts(
         count=count,
-        per_token=_whole(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk"),
+        per_token=_whole(config, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k"),
         intermediate=width,
         shared_intermediate=shared,
         layers=_layers_with_experts(config, layers),
     )
+
+
+EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+"""Spellings of the number of routed experts."""
+
+_LIKE_EXPERTS = re.compile(r"(\w+_)?(num|n)_(\w+_)?experts")
+
+
+def _refuse_other_experts(config: Mapping[str, Any]) -> None:
+    """Refuse a file that counts experts in a field that is not known, at the top or in a part such as `ffn_config`."""
+    others = {"audio_config", "vision_config", "quantization_config"}
+    parts = (part for name, part in config.items() if str(name).endswith("_config") and name not in others)
+    for part in (config, *(part for part in parts if isinstance(part, Mapping))):
+        for name, value in part.items():
+            like = _LIKE_EXPERTS.fullmatch(str(name)) and "shared" not in name
+            if like and isinstance(value, int) and value > 1:
+                raise UsageError(
+                    f"{name} is {value}, and the model's other sizes are spelt in a way that is not known. Give a copy "
+                    "of config.json with n_routed_experts, num_experts_per_tok and moe_intermediate_size."
+                )
 
 
 def _layers_with_experts(config: Mapping[str, Any], layers: int) -> int:
@@ -210,8 +237,9 @@ def _layers_with_experts(config: Mapping[str, Any], layers: int) -> int:
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise UsageError(f"mlp_only_layers is {dense!r:.60}, which is no list.")
-    step = _part(config, "decoder_sparse_step") or _part(config, "moe_layer_freq") or 1
-    return (layers - _part(config, "first_k_dense_replace")) // step - len(dense)
+    steps = ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step", "moe_layer_interval")
+    step = next((found for name in steps if (found := _part(config, name))), 1)
+    return (layers - _part(config, "first_k_dense_replace", "moe_layer_start_index")) // step - len(dense)
 
 
 def _window(config: Mapping[str, Any], layers: int) -> tuple[int, int]:

@@ -83,6 +83,16 @@ class ModelShape:
     """Bytes per weight of embeddings, output layer and small parameters, which are not quantised; also of
     activations."""
 
+    def splits(self, tp: int) -> bool:
+        """Whether vLLM can split the layers over so many tensor-parallel ranks: it does not start if they do not divide
+        the heads and the MLPs' widths. KV heads are split evenly, or, where there are fewer, copied evenly.
+        """
+        kv = self.latent is not None or self.kv_heads % tp == 0 or tp % self.kv_heads == 0
+        widths = [self.intermediate] if self.dense_layers else []
+        if self.experts:
+            widths += [self.experts.intermediate, self.experts.shared_intermediate]
+        return kv and not any(size % tp for size in (self.heads, *widths))
+
     # -- parameters --
 
     @property

@@ -15,7 +15,7 @@ from costs.model import ModelShape
 from costs.shape import Spans
 
 TENSOR_PARALLEL: Final = (1, 2, 4, 8)
-"""Sizes that are tried: powers of two divide the heads of nearly every model, and each other."""
+"""Sizes that are tried: powers of two divide most models (`ModelShape.splits`), and each other."""
 
 BUDGETS_WHOLE: Final = (1024, 2048, 8192)
 """Token budgets that are tried where prompts and answers share an instance: a small one keeps steps short, a large one
@@ -68,7 +68,7 @@ def shapes(model: ModelShape, gpu: Gpu, available: int | None = None) -> list[in
     return [
         tp
         for tp in TENSOR_PARALLEL
-        if tp <= most and model.heads % tp == 0 and does_not_fit(model, gpu, Spans(tp=tp)) is None
+        if tp <= most and model.splits(tp) and does_not_fit(model, gpu, Spans(tp=tp)) is None
     ]
 
 

@@ -68,6 +68,16 @@ class ErrorKind(msgspec.Struct, frozen=True):
     example: str
 
 
+class ClassAttainment(msgspec.Struct, frozen=True, kw_only=True):
+    """One class's attainment of its own targets."""
+
+    name: str
+    """Empty: requests that name no class."""
+    targets: Targets
+    attained: int
+    requests: int
+
+
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """The whole summary, as `--json` prints it. It has many fields, one for each figure."""
 
@@ -119,6 +129,9 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Actions on the fleet during the load (`--fault`)."""
     senders: int = 1
     """Processes that sent; `cpu_share` is the busiest one's."""
+    classes: tuple[ClassAttainment, ...] = ()
+    """Where classes have targets of their own (`baton simulate --cluster`): each of the load's classes. `targets` are
+    then those of requests without such a class, and `attained` counts each request by its own."""
 
 
 class LoadRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +188,7 @@ def report_of(
         stages=stages_of(ours),
         faults=run.faults,
         senders=run.senders,
+        classes=(),
     )
 
 

@@ -44,6 +44,11 @@ class EngineArgs:
         return int(self.numbers.get(flag, default))
 
 
+def unread_line(names: Sequence[str]) -> str:
+    """A line for people on flags that are not read."""
+    return f"not simulated, so no figure has what they change: {', '.join(names)}"
+
+
 def read_words(words: Sequence[str]) -> EngineArgs:
     """Sort ``--flag value``, ``--flag=value``, ``--flag`` and ``--no-flag``.
 

@@ -7,7 +7,7 @@ refused or failed one has missed its targets. Times are nanoseconds from the sta
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.ids import InstanceId
+from loadgen.arrival import Arrival
 from loadgen.record import Record
-from loadgen.report import ErrorKind, LoadReport, Targets, spread_ms
+from loadgen.report import ClassAttainment, ErrorKind, LoadReport, Targets, spread_ms
 from sim.kernel import NS
 
 _FORMAT: Final = "<qqqqqiiiihhbbbbi"
@@ -38,6 +39,9 @@ HANDED_OVER, BROKE_OFF, WRONG, PREEMPTED, SEEDED, RESUMED = 1, 2, 4, 8, 16, 32
 first token came from P; the stream died and was generated again elsewhere."""
 
 _CLIENT_LEFT: Final = OUTCOMES.index("client_left")
+
+_OF_ARRIVALS: Final = ("prefix", "block_tokens", "session", "turn", "tenant", "kind")
+"""Fields of a record that only the arrival has."""
 
 _PACK: Final = struct.Struct(_FORMAT).pack_into
 
@@ -161,7 +165,21 @@ class Result:
             short_answers=int((served["made_tokens"] < np.maximum(1, served["output_tokens"])).sum()),
             cpu_share=None,
             notes=(),
+            classes=tuple(self._by_class(targets, by_class)) if by_class else (),
         )
+
+    def _by_class(self, targets: Targets, by_class: Mapping[str, Targets]) -> Iterator[ClassAttainment]:
+        """Each class that the load has. Several numbers may stand for the class without a name."""
+        met, numbers = self.met(targets, by_class), self.columns["slo_class"]
+        for name in dict.fromkeys(self.classes):
+            here = np.isin(numbers, [at for at, each in enumerate(self.classes) if each == name])
+            if here.any():
+                yield ClassAttainment(
+                    name=name,
+                    targets=by_class.get(name, targets),
+                    attained=int(met[here].sum()),
+                    requests=int(here.sum()),
+                )
 
     def good(self) -> NDArray[np.bool_]:
         """Rows that were served whole."""
@@ -229,8 +247,12 @@ class Result:
             return "stream_error"
         return "shed" if row["status"] == 429 else f"http_{row['status']}"
 
-    def records(self) -> Iterator[Record]:
-        """Every request, as `baton load --out` writes it."""
+    def records(self, arrivals: Sequence[Arrival] = ()) -> Iterator[Record]:
+        """Every request, as `baton load --out` writes it.
+
+        Args:
+            arrivals: the load, for what rows do not have: prefixes, sessions, tenants. Empty: records have none.
+        """
         good = self.good().tolist()
         for number, values in enumerate(self.columns.tolist()):
             row = dict(zip(self.columns.dtype.names or (), values, strict=True))
@@ -241,6 +263,7 @@ class Result:
                 input_tokens=row["input_tokens"],
                 output_tokens=row["output_tokens"],
                 slo_class=self.classes[row["slo_class"]] or None,
+                **({name: getattr(arrivals[number], name) for name in _OF_ARRIVALS} if arrivals else {}),
                 sent_s=row["at_ns"] / NS,
                 first_byte_s=first_s,
                 first_token_s=first_s,

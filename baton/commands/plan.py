@@ -29,20 +29,23 @@ from typing import Any
 
 from baton import clusterfile, plan_file
 from baton.commands.load import add_load, add_trace
+from baton.gpus import as_told
 from baton.load_arrivals import PlannedLoad, finite, planned
 from baton.output import emit, say
 from baton.plan_steps import EFFORT_SHARE, Step, next_steps
 from baton.plan_view import PlanProgress, as_json, show
-from baton.planning import EFFORT, OBJECTIVES, SearchResult, Task, goals_of, plan
+from baton.planning import EFFORT, OBJECTIVES, SearchResult, Task, goals_of, not_simulated, plan
 from baton.simulated import model_of, read_gpus
 from baton.workload import workload
 from cluster.errors import UsageError
-from cluster.spec import Hardware, Parsed, Spec
+from cluster.spec import Parsed, Spec
 from costs.bounds import Least, least
 from costs.hardware import Gpu, gpu_named
 from costs.model import ModelShape
 from costs.shape import Spans
 from goodput.candidates import shapes
+from loadgen.shaping import window
+from sim.engine_args import unread_line
 
 STRICT = "--strict makes no plan"
 """Ends the line about left-out rows of a trace: what --strict would have done."""
@@ -130,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         say("--strict: no plan is made from this; correct it, or leave --strict out")
         return 1
     task = _task(args, spec, load)
+    unread = not_simulated(task.model)
     began_s = time.monotonic()
     outcome, steps = _planned(args, task)
     took_s = time.monotonic() - began_s
@@ -137,10 +141,11 @@ def run(args: argparse.Namespace) -> int:
         _write(args, parsed.text, task, outcome, steps, took_s)
     finally:  # a file that cannot be written must not cost the answer
         if args.json:
-            emit({**as_json(outcome, steps, task, took_s), "bad_rows": list(load.bad)})
+            more = {"not_simulated": unread, "bad_rows": list(load.bad)}
+            emit({**as_json(outcome, steps, task, took_s), **more})
         else:
             show(outcome, steps, task, took_s)
-    for line in (*load.notes, *load.left_out(STRICT)):
+    for line in (*([unread_line(unread)] if unread else []), *load.notes, *load.left_out(STRICT)):
         say(line)
     return 0 if outcome.best is not None else 1
 
@@ -237,9 +242,10 @@ def _load(args: argparse.Namespace) -> PlannedLoad:
 
 
 def _some(load: PlannedLoad) -> PlannedLoad:
+    """The load from its first request on: GPUs that wait for it have no part in what the load takes."""
     if not load.arrivals:
         raise UsageError("the load holds no request: nothing to plan for")
-    return load
+    return replace(load, arrivals=list(window(load.arrivals, load.arrivals[0].at_s)))
 
 
 def _task(args: argparse.Namespace, spec: Spec, load: PlannedLoad) -> Task:
@@ -298,23 +304,11 @@ def _gpus(args: argparse.Namespace, spec: Spec) -> tuple[tuple[Gpu, int | None],
     )
     if not counts:
         raise UsageError(f"{args.file} names no GPU under `hardware`: add them there, or give --gpus H100-SXM=16")
-    told = {gpu_named(name).name: each for name, each in spec.hardware.items()}
-    return tuple((_told(gpu_named(name), told), count) for name, count in counts.items())
-
-
-def _told(gpu: Gpu, told: Mapping[str, Hardware]) -> Gpu:
-    """The GPU type with price, power and memory as the cluster file has them (`told`), by the name of the type."""
-    said = told.get(gpu.name)
-    if said is None:
-        return gpu
-    power_w = gpu.tdp_w if said.power_w is None else said.power_w
-    return replace(
-        gpu,
-        usd_per_hour=gpu.usd_per_hour if said.price_per_hour is None else said.price_per_hour,
-        memory_gib=gpu.memory_gib if said.memory_gib is None else said.memory_gib,
-        tdp_w=power_w,
-        idle_w=gpu.idle_w * power_w / gpu.tdp_w,
-    )
+    types = [gpu_named(name).name for name in spec.hardware]
+    for at, name in enumerate(spec.hardware):
+        if types[at] in types[:at]:
+            raise UsageError(f"{args.file}: hardware.{name} is {types[at]}, which has another entry: keep one")
+    return tuple((as_told(gpu_named(name), spec.hardware), count) for name, count in counts.items())
 
 
 def _planned(args: argparse.Namespace, task: Task) -> tuple[SearchResult, list[Step]]:

@@ -209,7 +209,7 @@ def _run(args: argparse.Namespace, closing: ExitStack) -> int:
     if result is None:
         return 1
     took_s = time.monotonic() - began_s
-    _write_files(args, result, view)
+    _write_files(args, result, load.arrivals, view)
     _tell(args, fleet, result, settings, faults, (*load.notes, *fleet.notes))
     rate = len(result.columns) / max(took_s, 1e-9)
     say(f"simulated {result.end_ns / 1e9:,.1f} s in {took_s:.1f} s: {rate:,.0f} requests/s")
@@ -322,12 +322,12 @@ def _trace_view(args: argparse.Namespace, world: World) -> TraceView | None:
     return TraceView(world, round(from_s * 1e9), round(until_s * 1e9))
 
 
-def _write_files(args: argparse.Namespace, result: Result, view: TraceView | None) -> None:
+def _write_files(args: argparse.Namespace, result: Result, arrivals: Sequence[Arrival], view: TraceView | None) -> None:
     where = f"--out {args.out}"
     try:
         if args.out is not None:
             with args.out.open("wb") as file:
-                file.writelines(line_of(record) for record in result.records())
+                file.writelines(line_of(record) for record in result.records(arrivals))
         if view is not None:
             where = f"--chrome-trace {args.chrome_trace}"
             args.chrome_trace.write_text(json.dumps(view.document(result)))

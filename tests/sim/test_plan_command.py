@@ -117,6 +117,26 @@ def test_the_figures_belong_together(file: Path, capsys: pytest.CaptureFixture[s
     assert best["power_w_max"] <= most
 
 
+def test_a_load_begins_with_its_first_request(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A record keeps its times: the GPUs once waited an hour for a part of one, and drew more than their limit."""
+    trace = file.parent / "trace.jsonl"
+    rows = [{"at_s": 3600 + at, "input_tokens": 500, "output_tokens": 20} for at in range(20)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    best = planned(capsys, str(file), "--trace", str(trace), "--no-steps", "--processes", "1")["best"]
+    assert sum(best["gpu_hours"].values()) < best["gpus"] * 30 / 3600
+    assert best["mean_power_w"] <= best["power_w_max"]
+
+
+def test_flags_that_are_not_simulated_are_named(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`quantization: fp8` halves the weights, and the plan takes them whole."""
+    file.write_text(FILE.replace("max-num-seqs: 64", "max-num-seqs: 64, quantization: fp8, enforce_eager: true"))
+    words = ["plan", str(file), *LOAD[:2], "--requests", "5", "--no-steps", "--processes", "1"]
+    assert main(words) == 0
+    told = "not simulated, so no figure has what they change: --quantization, --enforce-eager"
+    assert told in capsys.readouterr().err
+    assert planned(capsys, *words[1:])["not_simulated"] == ["--quantization", "--enforce-eager"]
+
+
 def test_energy_as_the_objective_takes_no_more_of_it_than_any_other_plan(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,6 +354,24 @@ def test_a_search_that_ended_by_its_effort_does_not_say_that_nothing_holds() -> 
     assert planner.spaces
     assert "none of the 3 fleets that were tried" in planner.why_not(SearchState(trials=3))
     assert "no fleet within the GPUs" in planner.why_not(SearchState(trials=3, proven=True))
+
+
+def test_a_limit_of_the_search_is_no_lack_of_gpus(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer once said that 64 of 400 instances are the most there is, or that its fleet is the cheapest."""
+    monkeypatch.setattr(planning, "INSTANCES_MAX", 1)
+    few = ["plan", str(file), "--no-steps", "--processes", "1"]
+    load = ["--requests", "60", "--input-tokens", "1500", "--output-tokens", "60"]
+    assert main([*few, *load, "--rate", "100", "--gpus", "L4=40"]) == 1
+    told = capsys.readouterr().out
+    assert "no more than 64 instances of a kind are tried" in told
+    assert "is the most there is" not in told
+    found = planned(capsys, *few[1:], *load, "--rate", "1", "--gpus", "L4=40,L40S=1")
+    cheaper = [each for each in found["presumed"] if "nothing cheaper has more" in each]
+    assert bool(cheaper) == (found["best"]["price_per_hour"] > 2 * 0.4)
+    few_there = planned(capsys, *few[1:], *load, "--rate", "1", "--gpus", "L4=1,L40S=1")
+    assert not any("nothing cheaper" in each for each in few_there["presumed"])
 
 
 def test_one_request_is_a_load(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

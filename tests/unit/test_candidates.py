@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -41,6 +42,22 @@ def test_a_model_fits_on_some_shapes() -> None:
     assert shapes(model_named("Llama-3.1-70B"), gpu_named("L4")) == [8]
     assert shapes(model_named("Llama-3.1-405B"), gpu_named("L4")) == []
     assert 8 not in shapes(model_named("Qwen2.5-7B"), gpu_named("H100-SXM")), "8 does not divide its 28 heads"
+
+
+def test_sizes_that_do_not_divide_kv_heads_or_mlps_are_not_tried() -> None:
+    """vLLM's attention layers assert that ranks have whole KV heads; Phi-4 has 40 heads, and 10 KV heads."""
+    phi = replace(
+        model_named("Llama-3.1-8B"), heads=40, kv_heads=10, hidden=5120, head_dim=128, intermediate=17920, layers=40
+    )
+    assert shapes(phi, gpu_named("H100-SXM")) == [1, 2]
+    assert shapes(replace(phi, kv_heads=1), gpu_named("H100-SXM")) == [1, 2, 4, 8], "one KV head is on every rank"
+    assert shapes(replace(phi, kv_heads=2, intermediate=17924), gpu_named("H100-SXM")) == [1, 2, 4], (
+        "17,924 is 4 × 4,481"
+    )
+    mixture = model_named("Qwen3-30B-A3B")
+    assert mixture.experts is not None
+    odd = replace(mixture, experts=replace(mixture.experts, intermediate=766))
+    assert shapes(odd, gpu_named("H100-SXM")) == [1, 2]
 
 
 def test_arrangements_hold_nothing_that_is_refused() -> None:

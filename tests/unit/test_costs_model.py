@@ -296,6 +296,62 @@ def test_a_multimodal_file_is_read_by_its_text_model() -> None:
     assert read_config({**inner, "text_config": None}).params == LLAMA.params
 
 
+_LLAMA_4 = {
+    "model_type": "llama4_text",
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 202_048,
+    "num_experts_per_tok": 1,
+    "num_local_experts": 16,
+    "interleave_moe_layer_step": 1,
+}
+_ERNIE = {
+    "model_type": "ernie4_5_moe",
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "vocab_size": 103_424,
+    "tie_word_embeddings": True,
+    "moe_intermediate_size": 1536,
+    "moe_num_experts": 64,
+    "moe_k": 6,
+    "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1,
+    "moe_layer_interval": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "params"),
+    [
+        (_LLAMA_4, 107_769_861_120),
+        ({**_LLAMA_4, "num_local_experts": 128, "interleave_moe_layer_step": 2}, 400_711_848_960),
+        (_ERNIE, 21_825_436_160),  # less the 1,728 of a correction of its routers
+    ],
+)
+def test_mixtures_with_fields_of_their_own(config: dict[str, Any], params: int) -> None:
+    """Counted by transformers. Llama 4 Maverick was read twice as large, and ERNIE as a dense model of a sixth."""
+    assert read_config(config).params == params
+
+
+@pytest.mark.parametrize(
+    "experts", [{"moe_num_primary_experts": 32}, {"ffn_config": {"moe_n_experts": 16, "ffn_hidden_size": 10752}}]
+)
+def test_experts_in_an_unknown_field_are_not_a_dense_model(experts: dict[str, Any]) -> None:
+    config = document("llama-3.1-8b.json")["config"]
+    with pytest.raises(UsageError, match=r"config\.json: moe_n.*_experts is (32|16), and the model's other sizes"):
+        read_config({**config, **experts})
+    for dense in ({"num_experts_per_tok": 2}, {"vision_config": {"num_experts": 8}}, {"n_shared_experts": 2}):
+        assert read_config({**config, **dense}) == read_config(config)
+
+
 def test_layers_with_experts_are_counted_by_a_list_too() -> None:
     config = document("qwen3-30b-a3b.json")["config"]
     layers = config["num_hidden_layers"]

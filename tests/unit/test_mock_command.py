@@ -28,6 +28,10 @@ def test_a_mock_has_the_gpus_and_the_flags_that_change_its_timing() -> None:
     words = ("--tp", "2", "--gpu", "L40S", "--power-cap-w", "200", "--max-num-batched-tokens", "2048")
     assert mock_args(first) == words
     assert mock_args(other) == ("--kv-blocks", "100")
+    spec = parse(
+        FILE.replace("L40S: {}", "l40s: {power_w: 250}").replace("gpu: L40S", "gpu: l40s"), "baton.yaml"
+    ).usable()
+    assert "280" in from_file(spec, [], "mock")[0].vllm_args, "200 of 250 W are 280 of the data sheet's 350"
 
 
 def test_a_mock_has_the_format_of_the_cache() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+
+import pytest
 
 from baton.plan_file import text_of
 from baton.planning import FleetResults, Task
 from cluster.instance import Role
-from cluster.spec import parse
+from cluster.spec import Parsed, Pool, flags, parse
 from costs.hardware import find_gpu
 from costs.shipped import find_model
 from goodput.candidates import InstanceKind
@@ -58,3 +61,44 @@ def test_every_scalar_of_the_file_means_what_it_meant() -> None:
     assert (planned.env, planned.engine_args) == (given.env, given.engine_args)
     assert replace(after.models[0], pools=llama.pools) == llama
     assert json.loads(json.dumps(planned.env))["RATIO"] == "1.50"
+
+
+def planned_pools(text: str, gpu_name: str, count: int) -> tuple[Parsed, Mapping[Role, Pool]]:
+    """The file that a plan of so many instances that do both writes, read again, and its pools."""
+    spec = parse(text, "baton.yaml").usable()
+    shape, gpu = find_model(spec.models[0].name), find_gpu(gpu_name)
+    assert shape is not None
+    assert gpu is not None
+    task = Task(model=spec.models[0], shape=shape, gpus=((gpu, None),), arrivals=(), goals={}, usual="")
+    seen = Evaluation(classes={}, seconds=1, gpu_seconds={}, energy_j=0, output_tokens=0, prompt_tokens=0)
+    kinds = (InstanceKind(role=Role.BOTH, gpu=gpu, batched_tokens=2048),)
+    parsed = parse(text_of(text, task, FleetResults(arrangement=kinds, counts=(count,), seen=seen)), "planned.yaml")
+    return parsed, parsed.usable().models[0].pools.named()
+
+
+LLAMA = "models: [{name: meta-llama/Llama-3.1-8B, pools: {both: {engine_args: {%s}}}}]\n"
+
+
+def test_a_gpu_keeps_the_name_and_more_gpus_than_the_file_has_are_counted() -> None:
+    """`gpu:` of a pool is a name under `hardware`, and lint counts the GPUs there: --gpus may have given more."""
+    text = LLAMA % "" + "hardware: {h100: {count: 2, price_per_hour: 2.50}, l40s: {count: 9}}\n"
+    parsed, pools = planned_pools(text, "H100-SXM", 3)
+    assert not parsed.problems
+    assert pools[Role.BOTH].gpu == "h100"
+    assert {name: each.count for name, each in parsed.usable().hardware.items()} == {"h100": 3, "l40s": 9}
+    assert planned_pools(text, "L40S", 3)[0].usable().hardware["l40s"].count == 9
+
+
+@pytest.mark.parametrize(
+    ("given", "gpu", "length"),
+    [
+        ("", "L4", "auto"),
+        ("", "H100-SXM", None),
+        ("max_model_len: 8192", "L4", 8192),
+        ("gpu-memory-utilization: 0.35", "H100-SXM", "auto"),
+    ],
+)
+def test_vllm_chooses_its_length_where_memory_holds_less_than_models_take(given: str, gpu: str, length: object) -> None:
+    """Otherwise vLLM ends at its start: an L4 has room for some 40,000 of the 131,072 tokens of Llama 3.1."""
+    _, pools = planned_pools(LLAMA % given, gpu, 1)
+    assert flags.given(pools[Role.BOTH].engine_args, flags.LENGTH)[1] == length

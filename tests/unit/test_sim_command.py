@@ -43,7 +43,7 @@ def test_the_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr()
     assert "30 requests sent, 30 completed" in told.out
     assert "attainment 100.0%" in told.out
-    assert "not simulated, as nothing here depends on it: --enforce-eager" in told.err
+    assert "not simulated, so no figure has what they change: --enforce-eager" in told.err
     assert "requests/s" in told.err
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from support.simulated import every, members, simulate
 
+from baton.load_view import target_lines
 from cluster.instance import Role
 from loadgen.arrival import Arrival
 from loadgen.report import LoadReport, LoadRun, Targets, report_of
@@ -53,6 +54,35 @@ def test_targets_by_class(result: Result) -> None:
     assert result.met(strict, {"batch": loose}).sum() == 1
     assert result.met(loose, {"batch": strict}).sum() == result.good().sum() - 1
     assert result.report(loose, {"batch": strict}).attainment == (result.good().sum() - 1) / 32
+
+
+def test_each_class_is_told_by_its_own_targets(result: Result) -> None:
+    """The line of all requests once named the targets of the first class, which the others did not have."""
+    strict, loose = Targets(ttft_ms=0.001), Targets(ttft_ms=1e6)
+    report = result.report(loose, {"batch": strict})
+    assert [(each.name, each.attained, each.requests) for each in report.classes] == [
+        ("", result.good().sum() - 1, 31),
+        ("batch", 0, 1),
+    ]
+    first, *rest = target_lines(report)
+    assert first == f"attainment {report.attainment:.1%}: {report.attained} of 32 met the targets of their class"
+    assert rest[0].startswith("attainment of requests without a class ") and rest[0].endswith("TTFT ≤ 1e+06 ms")
+    assert rest[1] == "attainment batch 0.0%: 0 of 1 met TTFT ≤ 0.001 ms"
+    assert result.report(loose).classes == ()
+
+
+def test_records_have_what_the_load_had(result: Result) -> None:
+    """Prefixes, too: a record without them, replayed as a trace, has no prefix to find in a cache."""
+    load = [
+        Arrival(at_s=at / 10, input_tokens=100, output_tokens=3, prefix=(at, 7), block_tokens=50, session="s", turn=1,
+                tenant="t", kind="k", slo_class="batch")
+        for at in range(3)
+    ]  # fmt: skip
+    records = list(simulate(members(P, D), load)[1].records(load))
+    names = Arrival.__struct_fields__
+    assert [[getattr(each, name) for name in names] for each in records] == [
+        [getattr(each, name) for name in names] for each in load
+    ]
 
 
 def test_clients_that_left_are_counted_as_errors_of_their_own_kind() -> None:
