@@ -13,7 +13,9 @@ from support.cast import Breakable, Cast
 from support.fake_engine import FakeEngine
 from support.fleet import Fleet, eventually
 
-from cluster.instance import Role
+from cluster.instance import Instance, Role
+from router.api.passthrough import Passthrough
+from router.http.upstream import EngineLost
 
 MESSAGES = "/v1/messages"
 ASK = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
@@ -70,6 +72,21 @@ async def test_their_wait_ends_with_the_deadline(cast: Cast) -> None:
     assert (status, answer["error"]["type"]) == (504, "DeadlineExceededError")
     gate.open.set()
     assert (await first)[0] == 200
+
+
+async def test_all_tries_of_one_have_one_deadline(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines = []
+
+    async def lost(_: Passthrough, __: web.Request, ___: str, ____: bytes, deadline: float) -> tuple[Instance, bytes]:
+        deadlines.append(deadline)
+        raise EngineLost("d: cannot be reached", reached=False)
+
+    fleet = await cast.serve(first_token_s=0.2)
+    monkeypatch.setattr(Passthrough, "place", lost)
+    began = asyncio.get_running_loop().time()
+    assert (await fleet.post(MESSAGES, json=ASK))[0] == 502
+    assert len(deadlines) == 3
+    assert len(set(deadlines)) == 1 and deadlines[0] >= began + 0.2
 
 
 async def test_a_client_that_leaves_while_it_waits_takes_no_place(cast: Cast) -> None:
