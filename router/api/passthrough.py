@@ -145,6 +145,7 @@ class Passthrough:
                 chosen = self._parts.dispatch.scheduling.handle(events.Picked(wanted), now)[0]
                 assert isinstance(chosen, Chosen)
                 if chosen.decode is not None:
+                    self._parts.dispatch.outside_took()
                     return self._parts.view.get(chosen.decode).instance
                 if not chosen.wait:
                     raise no_instance(chosen.because)
