@@ -324,7 +324,8 @@ class EngineProcess:
                 told = reached
                 if self._machine.state is EngineState.STARTING:
                     self._tell(EngineState.STARTING, told)
-            with contextlib.suppress(Unwell):
+            # RuntimeError: no thread can be started now. That is no reason to end the engine: the next look tries it.
+            with contextlib.suppress(Unwell, RuntimeError):
                 await probe.health()
                 if await asyncio.to_thread(self._is_ours):
                     self.model = await probe.model()

@@ -100,9 +100,10 @@ class Endpoints:
         reach that instance, another one gets it.
         """
         tenant, raw = _tenant_of(http), await self._read_body(http)
+        deadline = self._passthrough.deadline()
         for last in (False, False, True):
             try:
-                return await self._pass_on(http, tenant, raw)
+                return await self._pass_on(http, tenant, raw, deadline)
             except EngineLost as lost:
                 if lost.ours:
                     raise no_room(str(lost)) from None
@@ -110,9 +111,11 @@ class Endpoints:
                     raise upstream_failed(str(lost)) from None
         raise AssertionError("the last try returns or raises")
 
-    async def _pass_on(self, http: web.Request, tenant: str, raw: bytes) -> web.StreamResponse:
-        """Pass the request to one instance. Raises EngineLost: nothing of an answer has come."""
-        instance, clean = await self._passthrough.place(http, tenant, raw)
+    async def _pass_on(self, http: web.Request, tenant: str, raw: bytes, deadline: float) -> web.StreamResponse:
+        """Pass the request to one instance, which has a place before the deadline. Raises EngineLost: nothing of an
+        answer has come.
+        """
+        instance, clean = await self._passthrough.place(http, tenant, raw, deadline)
         if not self.parts.view.knows(instance.id) or self.parts.view.get(instance.id).instance.url != instance.url:
             # This instance left while engines were asked for the response.
             raise no_instance(f"{instance.id} has just left")

@@ -56,8 +56,12 @@ class Passthrough:
         """By kind of request, the lock of the one that asks for a place: the others of its kind would get the same
         reply. They follow in the order of their arrival."""
 
-    async def place(self, http: web.Request, tenant: str, raw: bytes) -> tuple[Instance, bytes]:
-        """The instance that is to get a request, and the body to send.
+    def deadline(self) -> float:
+        """The event loop's time until which a request that comes now may wait for a place, all tries together."""
+        return asyncio.get_running_loop().time() + self._wait_s
+
+    async def place(self, http: web.Request, tenant: str, raw: bytes, deadline: float) -> tuple[Instance, bytes]:
+        """The instance that is to get a request, and the body to send. `deadline`: see the method of this name.
 
         Raises:
             ApiError: 400 for a body that cannot be read; 404 for a path, a model or a response that no instance has;
@@ -77,7 +81,7 @@ class Passthrough:
             clean, body = await self._json(path, tenant, raw, content_type, client)
             model = bodies.model_of(body)
         aliases.check_served(self._names, self._parts.view, model, tenant)
-        instance = await self._instance(path, tenant, model, body)
+        instance = await self._instance(path, tenant, model, body, deadline)
         if path == paths.RESPONSES and body:
             ours = {"request_id": paths.response_id(secrets.token_hex(16), _tag(tenant, instance.id))}
             clean = bodies.spliced(clean, ours)
@@ -112,7 +116,9 @@ class Passthrough:
         self._names.apply(body, partial(self._parts.view.served.lacks, tenant=tenant))
         read.append(body)
 
-    async def _instance(self, path: str, tenant: str, model: str | None, body: dict[str, Any]) -> Instance:
+    async def _instance(
+        self, path: str, tenant: str, model: str | None, body: dict[str, Any], deadline: float
+    ) -> Instance:
         found = paths.find(path)
         identifier = paths.body_id(path, body)
         if found is not None and found[0].how is paths.How.OWNER:
@@ -120,7 +126,7 @@ class Passthrough:
         if identifier is not None:
             return await self._owner(tenant, path, identifier)
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout_at(deadline):
                 return await self._free(path, tenant, model)
         except TimeoutError:
             raise deadline_passed(self._wait_s) from None
@@ -139,6 +145,7 @@ class Passthrough:
                 chosen = self._parts.dispatch.scheduling.handle(events.Picked(wanted), now)[0]
                 assert isinstance(chosen, Chosen)
                 if chosen.decode is not None:
+                    self._parts.dispatch.outside_took()
                     return self._parts.view.get(chosen.decode).instance
                 if not chosen.wait:
                     raise no_instance(chosen.because)

@@ -59,16 +59,18 @@ class ScheduledRequest:
         if self._made_by is not None and effect.excluded:
             weights, circle, meaning = self._made_by
             context.wanted = msgspec.structs.replace(context.wanted, weights=weights, circle=circle, meaning=meaning)
-        now = time.monotonic()
-        effects = self._parts.dispatch.scheduling.handle(d.Asked(context, effect, now), now)
+        now, dispatch, former = time.monotonic(), self._parts.dispatch, context.decode
+        effects = dispatch.scheduling.handle(d.Asked(context, effect, now), now)
         chosen = effects[0]
         assert type(chosen) is j.Chosen
-        if len(effects) > 1 or self._parts.scheduler.wakeup_s is not None:  # most often there is nothing
-            self._parts.dispatch.call(effects[1:])
+        if dispatch.outside:
+            dispatch.moved(context, former, effects[1:])
+        elif len(effects) > 1 or self._parts.scheduler.wakeup_s is not None:  # most often there is nothing
+            dispatch.call(effects[1:])
         if effect.second and chosen.prefill is None:  # nothing changes
             return chosen
         if chosen.prefill is None and effect.hand_over:
-            self._parts.dispatch.served_aggregated(chosen)
+            dispatch.served_aggregated(chosen)
         if effect.excluded and chosen.decode is not None:
             kind = "second" if effect.second else "resumed" if relayed else "again"
             self._parts.meters.retries.labels(kind).inc()

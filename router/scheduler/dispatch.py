@@ -17,6 +17,7 @@ from router.core.journey import Chosen
 from router.fleet import events as d
 from router.fleet.view import FleetView
 from router.scheduler.decision_log import Fleet, Scheduling
+from router.scheduler.placements import SchedulingContext
 from router.scheduler.scheduler import Calls, Scheduler
 from router.scheduler.scoring.workload import pair_costs_more
 
@@ -25,7 +26,7 @@ logger = logging.getLogger("baton.router")
 Callback = Callable[[], None]
 
 _MAKES_ROOM: Final = frozenset({d.Finished, d.Occupied, d.LegEnded})
-"""The events after which an instance may have a free place, beside changes of the fleet."""
+"""The events with which a request may leave a place, beside `Asked` and changes of the fleet."""
 
 
 class Waiters:
@@ -100,7 +101,7 @@ class Dispatch:
         self.outside: Final[dict[asyncio.Future[None], None]] = {}
         """The requests outside the queue that wait for room (`router.api.passthrough`): each ends when there may be."""
         self._outside_first = False
-        """At the last event that made room, the requests outside the queue asked first."""
+        """When there is room, the requests outside the queue ask first: while they waited, another one got a place."""
         self._looks_s = -1.0
         """The time at which the scheduler is to look for room; -1: none."""
         self.said_aggregated = False
@@ -108,17 +109,47 @@ class Dispatch:
 
     def tell(self, event: d.SchedulerEvent, now: float) -> None:
         """Pass an event to the scheduler; requests that may find a place now ask again."""
-        called = self.scheduling.handle(event, now)
         if self.outside and type(event) in _MAKES_ROOM:
-            self._call_both(called)
-        elif called or self.scheduler.wakeup_s is not None:
+            context: SchedulingContext | None = getattr(event, "context", None)
+            former = None if context is None else context.decode
+            called = self.scheduling.handle(event, now)
+            if context is None:
+                self._call_both(called)
+            else:
+                self.moved(context, former, called)
+            return
+        called = self.scheduling.handle(event, now)
+        if called or self.scheduler.wakeup_s is not None:
             self.call(called)
 
-    def _call_both(self, requests: Calls) -> None:
-        """Wake these requests, and those outside the queue. The two take turns in asking first: then neither can keep
-        every place from the other.
+    def moved(self, context: SchedulingContext, former: InstanceId | None, requests: Calls) -> None:
+        """After an event of a request, while others wait outside the queue: wake `requests`, and those outside if the
+        request has left its place.
+
+        Args:
+            context: the request.
+            former: the instance where its answer had a place before the event.
+            requests: the queued requests that the scheduler named.
         """
-        first = self._outside_first = not self._outside_first
+        if context.decode == former:  # nothing has become free
+            self.call(requests)
+            return
+        if context.decode is not None:
+            self._outside_first = True
+        if former is None:
+            self.call(requests)
+        else:
+            self._call_both(requests)
+
+    def outside_took(self) -> None:
+        """A request outside the queue takes a place: at the next free place the queue asks first."""
+        self._outside_first = False
+
+    def _call_both(self, requests: Calls) -> None:
+        """Wake these requests, and those outside the queue. The side that did not get the last place asks first: then
+        neither can keep every place from the other.
+        """
+        first = self._outside_first
         if not first:
             self.call(requests)
         for waiting in self.outside:

@@ -124,9 +124,9 @@ async def test_the_choice_for_a_relayed_request_has_the_present_time(monkeypatch
             raise bad_request("that is enough")
 
     monkeypatch.setattr(router.parts.dispatch, "scheduling", Scheduling())
-    before = time.monotonic()
+    before, passthrough = time.monotonic(), router.endpoints._passthrough
     with pytest.raises(ApiError, match="enough"):
-        await router.endpoints._passthrough._instance("/tokenize", "", None, {})
+        await passthrough._instance("/tokenize", "", None, {}, passthrough.deadline())
     assert before <= asked[0].now <= time.monotonic()
 
 
@@ -222,10 +222,9 @@ async def test_a_body_counts_until_it_is_parsed() -> None:
     headers = Headers()
     headers.add(b"content-type", b"application/json")
     router.generation.answer(outlet, "/v1/completions", headers, raw, "")
+    place, deadline = router.endpoints._passthrough.place, router.endpoints._passthrough.deadline()
     works = [
-        asyncio.create_task(
-            router.endpoints._passthrough.place(make_mocked_request("POST", "/tokenize", headers=each), "", body)
-        )
+        asyncio.create_task(place(make_mocked_request("POST", "/tokenize", headers=each), "", body, deadline))
         for each, body in (({}, raw), (heads, form))
     ]
     await asyncio.sleep(0.01)

@@ -13,7 +13,10 @@ from support.cast import Breakable, Cast
 from support.fake_engine import FakeEngine
 from support.fleet import Fleet, eventually
 
-from cluster.instance import Role
+from cluster.instance import Instance, Role
+from router.api.passthrough import Passthrough
+from router.http.upstream import EngineLost
+from router.scheduler.dispatch import Dispatch
 
 MESSAGES = "/v1/messages"
 ASK = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
@@ -70,6 +73,44 @@ async def test_their_wait_ends_with_the_deadline(cast: Cast) -> None:
     assert (status, answer["error"]["type"]) == (504, "DeadlineExceededError")
     gate.open.set()
     assert (await first)[0] == 200
+
+
+async def test_all_tries_of_one_have_one_deadline(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines = []
+
+    async def lost(_: Passthrough, __: web.Request, ___: str, ____: bytes, deadline: float) -> tuple[Instance, bytes]:
+        deadlines.append(deadline)
+        raise EngineLost("d: cannot be reached", reached=False)
+
+    fleet = await cast.serve(first_token_s=0.2)
+    monkeypatch.setattr(Passthrough, "place", lost)
+    began = asyncio.get_running_loop().time()
+    assert (await fleet.post(MESSAGES, json=ASK))[0] == 502
+    assert len(deadlines) == 3
+    assert len(set(deadlines)) == 1 and deadlines[0] >= began + 0.2
+
+
+@pytest.mark.interpreted
+async def test_they_and_chats_get_places_in_turn(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Dispatch] = []
+    fleet_changed, frozen = Dispatch.fleet_changed, False
+
+    def changed(dispatch: Dispatch) -> None:
+        made.append(dispatch)
+        if not frozen:  # it wakes all requests, and would hide whom the ends of answers wake
+            fleet_changed(dispatch)
+
+    monkeypatch.setattr(Dispatch, "fleet_changed", changed)
+    fleet, gate, first = await full(cast)
+    frozen, dispatch = True, made[0]
+    others = [asyncio.ensure_future(fleet.post("/v1/chat/completions", json=ASK)) for _ in range(6)]
+    others += [asyncio.ensure_future(fleet.post(MESSAGES, json=ASK)) for _ in range(3)]
+    await eventually(lambda: len(dispatch.scheduler.line) == 6 and bool(dispatch.outside), "they wait")
+    gate.open.set()
+    assert [status for status, _ in await asyncio.gather(first, *others)] == [200] * 10
+    paths = [path for path, _ in cast.engines["d"].bodies if path == MESSAGES or "chat" in path]
+    kinds = "".join("m" if path == MESSAGES else "c" for path in paths)
+    assert kinds == "mcmcmcmccc"
 
 
 async def test_a_client_that_leaves_while_it_waits_takes_no_place(cast: Cast) -> None:

@@ -349,6 +349,25 @@ async def test_an_engine_outlives_a_moment_without_threads(tmp_path: Path, monke
         assert engine.states == ["starting", "ready"]
 
 
+async def test_an_engine_whose_agent_has_no_thread_for_a_moment_becomes_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, failed, to_thread = Engine(tmp_path), 0, asyncio.to_thread
+
+    async def none_left_twice(call: Callable[..., object], *args: object) -> object:
+        nonlocal failed
+        if call == engine.process._is_ours and failed < 2:
+            failed += 1
+            raise RuntimeError("can't start new thread")
+        return await to_thread(call, *args)
+
+    monkeypatch.setattr(child, "STARTING_EVERY_S", 0.01)
+    monkeypatch.setattr(child.asyncio, "to_thread", none_left_twice)
+    async with running(engine):
+        await engine.wait_for(EngineState.READY)
+    assert (failed, engine.states[:2]) == (2, ["starting", "ready"])
+
+
 def turns(folder: Path, name: str) -> StartTurns:
     return StartTurns(folder / "gpus", name, ["0"], measures=True)
 
