@@ -195,7 +195,7 @@ def _tries(axes: Any, found: Goodput) -> None:
     for label, marker, colour, kept in (
         ("attains", "o", "C0", [each for each in found.tries if each.holds and not each.sender_late]),
         ("does not attain", "x", "C3", [each for each in missed if each.whole]),
-        ("does not attain: ended early, at least", "^", "C3", [each for each in missed if not each.whole]),
+        ("does not attain (ended early: at least this share)", "^", "C3", [each for each in missed if not each.whole]),
         ("sender late", "s", PALE, [each for each in found.tries if each.sender_late]),
     ):
         if kept:

@@ -45,7 +45,12 @@ def _attainments(axes: Any, outcome: SearchResult, task: Task) -> None:
     for told, colour, mark, chosen in (
         ("holds", "tab:green", "o", [each for each in outcome.points if each.holds]),
         ("does not hold", "tab:red", "x", [each for each in outcome.points if not each.holds and each.whole]),
-        ("does not hold: ended early, at most", "0.6", "v", [each for each in outcome.points if not each.whole]),
+        (
+            "does not hold (ended early: at most this share)",
+            "0.6",
+            "v",
+            [each for each in outcome.points if not each.whole],
+        ),
     ):
         if chosen:
             shares = [each.attained * 100 for each in chosen]

@@ -159,20 +159,34 @@ class Registry(Protocol):
 async def fold_members(
     registry: Registry, membership: Membership, now: float, kind: MemberKind = MemberKind.INSTANCE
 ) -> tuple[Change, ...]:
-    """Read the members of a kind, and fold them in at `now`, on the reader's clock. The silence of members counts only
-    while the registry answers and takes heartbeats.
+    """Read the members of a kind, and fold them in at `now`, on the reader's clock. See `read_members`.
 
     Raises:
         RegistryDown: the registry cannot be read.
     """
+    heard = await read_members(registry, {kind: membership})
+    return membership.fold(heard[kind], now)
+
+
+async def read_members(
+    registry: Registry, memberships: Mapping[MemberKind, Membership]
+) -> dict[MemberKind, tuple[Heartbeat, ...]]:
+    """Read the members of each kind, for the caller to fold in. Their silence counts only while the registry answers
+    and takes heartbeats: a reading that fails or is cancelled makes all memberships deaf, and so does a registry that
+    takes no heartbeats.
+
+    Raises:
+        RegistryDown: the registry cannot be read.
+    """
+    silence_counts = False
     try:
-        beats = await registry.read(kind)
-    except RegistryDown:
-        membership.deaf()
-        raise
-    if not registry.takes_writes:
-        membership.deaf()
-    return membership.fold(beats, now)
+        heard = {kind: await registry.read(kind) for kind in memberships}
+        silence_counts = registry.takes_writes
+    finally:
+        if not silence_counts:
+            for membership in memberships.values():
+                membership.deaf()
+    return heard
 
 
 def refusal(beat: Heartbeat, holder: Heartbeat | None, holder_agent: str) -> NameRefused:

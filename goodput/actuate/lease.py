@@ -3,7 +3,8 @@
 Every controller of a fleet claims the same name. The one that has it leads; the others observe, claim it again every
 `BEAT_EVERY_S`, and take over once it is free: at once after the leader's goodbye, a ttl after a dead leader's last
 heartbeat. Without a goodbye the next leader waits for another ttl before it acts: a registry that lost its data (it was
-started again, or failed over to a replica that lagged) gives the name away while the former leader may still act.
+started again, or failed over to a replica that lagged) gives the name away while the former leader may still act. So
+does a leader that was cut off and gets the name back: a registry without its data tells it of no successor.
 
 The lock is fenced on the leader's own clock: it acts only while its last answered heartbeat is younger than the ttl
 less `MARGIN_S`, which is longer than any one action may take. A leader that was paused for a minute, or is cut off from
@@ -35,6 +36,9 @@ MARGIN_S: Final = 3.0
 ACTION_S: Final = 2.5
 """Longest time that one action may take, in seconds."""
 
+FORMER: Final = "the controller before this one may still act, as it said no goodbye; this one acts in a few seconds"
+"""The holder, in words, while a new leader waits."""
+
 
 class LeaderClaim:
     """One controller's claim to lead."""
@@ -60,7 +64,8 @@ class LeaderClaim:
         self._rival = ""
         """The controller that led when this one last asked for the name, in words; empty: none did."""
         self._since = self._until = -1.0
-        """From when until when this controller may begin an action."""
+        """From when until when this controller may begin an action. `_until` is -1 before it leads for the first time,
+        after a refusal and after a goodbye."""
 
     @property
     def held(self) -> bool:
@@ -71,7 +76,7 @@ class LeaderClaim:
     def holder(self) -> str:
         """The other controller that leads, or may still act, in words; empty: none is known."""
         waits = self._clock() < self._since
-        return self._holder or ("the one before, for some seconds: it has said no goodbye" if waits else "")
+        return self._holder or (FORMER if waits else "")
 
     async def keep(self) -> None:
         """Claim the name and keep it, until cancelled."""
@@ -99,7 +104,8 @@ class LeaderClaim:
                 logger.warning("another controller leads now: %s", answer.because)
             return
         if not led:
-            wait_s = 0.0 if await self._is_gone(self._rival) else self.registry.ttl_s
+            lapsed = self._until >= 0  # it has led and was not refused since: it may not have heard of a successor
+            wait_s = 0.0 if not lapsed and await self._is_gone(self._rival) else self.registry.ttl_s
             self._since, self._rival = asked + wait_s, ""
             logger.info("this controller leads, epoch %d%s", self.epoch, f", in {wait_s:g} s" if wait_s else "")
         self._until, self._holder = asked + self.registry.ttl_s - MARGIN_S, ""

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.registry.membership import ChangeKind, Heartbeat, Member, MemberKind, Membership, MemberState
-from cluster.registry.registry import Registry, RegistryDown
+from cluster.registry.registry import Registry, RegistryDown, read_members
 from cluster.telemetry import tracing
 from goodput.actions import Action, Start
 from goodput.actuate.engines import by_engine
@@ -142,6 +142,7 @@ class Scaler:
         self._clock: Final = clock or _steady()
         self._instances: Final = Membership(registry.ttl_s)
         self._routers: Final = Membership(registry.ttl_s)
+        self._memberships: Final = {MemberKind.INSTANCE: self._instances, MemberKind.ROUTER: self._routers}
         self._left: tuple[Member, ...] = ()
         """Routers that have said goodbye since the look before, with their last counts."""
         self._readiness: Final = {each.model: Readiness() for each in fleets}
@@ -266,17 +267,12 @@ class Scaler:
         now = self._clock()
         try:
             async with asyncio.timeout(ACTION_S):
-                beats = await self.registry.read()
-                routers = await self.registry.read(MemberKind.ROUTER)
+                heard = await read_members(self.registry, self._memberships)
         except (RegistryDown, TimeoutError) as error:
             logger.warning("the registry is not heard: %s", error)
-            self._instances.deaf()
-            self._routers.deaf()
             return False
-        if not self.registry.takes_writes:  # agents and routers cannot announce themselves either
-            self._instances.deaf()
-            self._routers.deaf()
-        self._instances.fold(beats, now)
+        routers = heard[MemberKind.ROUTER]
+        self._instances.fold(heard[MemberKind.INSTANCE], now)
         changes = self._routers.fold(routers, now)
         left = {each.id for each in changes if each.what is ChangeKind.LEFT}
         last = {each.id: each for each in routers if each.id in left and each.state is MemberState.GONE}

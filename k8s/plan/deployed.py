@@ -28,13 +28,17 @@ def no_router(seen: Look, uid: str) -> str:
 
 
 def unfinished(seen: Look, uid: str) -> Iterator[str]:
-    """Deployments of routers and registry that are not whole and new, by the rules of ``kubectl rollout status``."""
+    """Deployments of routers and registry that are not whole and new, by the rules of ``kubectl rollout status``. A
+    rollout that Kubernetes has given up is not under way: it is `stuck`.
+    """
     for thing in _deployments(seen, uid, "router", "registry"):
         if not _is_reported(thing):
             continue
         name, wanted, said = thing["metadata"]["name"], _wanted(thing), thing["status"]
         if int(said["observedGeneration"]) < int(thing["metadata"].get("generation") or 0):
             yield f"{name}: a change is under way"
+            continue
+        if _is_given_up(thing):
             continue
         updated, serving = int(said.get("updatedReplicas") or 0), int(said.get("availableReplicas") or 0)
         if updated < wanted or int(said.get("replicas") or 0) > updated or serving < updated:
@@ -47,7 +51,7 @@ def stuck(seen: Look, uid: str, now: float) -> str:
     for thing in _deployments(seen, uid, "router", "registry", "instance"):
         name = thing["metadata"]["name"]
         progress, available = condition(thing, "Progressing"), condition(thing, "Available")
-        if progress.get("status") == "False" and name not in leaving:
+        if _is_given_up(thing) and name not in leaving:
             return f"{name}: {progress.get('message', 'its pods do not come up')}"
         since = unix(available.get("lastTransitionTime"))
         is_down = available.get("status") == "False" and since is not None and now - since > DOWN_S
@@ -67,6 +71,11 @@ def _deployments(seen: Look, uid: str, *parts: str) -> Iterator[Json]:
 
 def _is_reported(thing: Json) -> bool:
     return (thing.get("status") or {}).get("observedGeneration") is not None
+
+
+def _is_given_up(thing: Json) -> bool:
+    """Whether Kubernetes no longer expects the pods to come up (``ProgressDeadlineExceeded``)."""
+    return bool(condition(thing, "Progressing").get("status") == "False")
 
 
 def _wanted(thing: Json) -> int:

@@ -33,7 +33,7 @@ from cluster.registry.membership import (
     encode,
 )
 from cluster.registry.proofs import PROOF_BYTES_MAX
-from cluster.registry.registry import Registry, RegistryDown, fold_members
+from cluster.registry.registry import Registry, RegistryDown, fold_members, read_members
 from router.core.values import Reported
 from router.fleet.quarantine import Quarantine, Word
 
@@ -78,6 +78,7 @@ class Discovery:
         self._on_fleet = on_fleet
         self._instances = Membership(registry.ttl_s)
         self._routers = Membership(registry.ttl_s)
+        self._memberships = {MemberKind.INSTANCE: self._instances, MemberKind.ROUTER: self._routers}
         self._id = secrets.token_hex(8)
         self._name = InstanceId(f"router-{self._id[:8]}")
         self._seq = 0
@@ -146,50 +147,43 @@ class Discovery:
         """Read once."""
         now = time.monotonic()
         try:
-            beats = await self._registry.read()
-            routers = await self._registry.read(MemberKind.ROUTER)
+            members = await read_members(self._registry, self._memberships)
         except RegistryDown as down:
             if self.heard:
                 logger.warning("%s; serving on with what is known", down)
             elif not self._told_down:
                 logger.warning("%s; no instance is known before it answers", down)
             self.heard, self._told_down, self._full_since = False, True, None
-            self._deaf()
             return
         if self.heard and self.heard_at is not None and now - self.heard_at >= self._registry.ttl_s:
             logger.warning("this router stood still for %.0f s, perhaps the whole machine", now - self.heard_at)
-            self._deaf()  # agents may have stood still with it, and need a moment for their next heartbeats
+            for membership in self._memberships.values():
+                membership.deaf()  # agents may have stood still with it, and need a moment for their next heartbeats
         if not self.heard:
             logger.info("the registry is heard")
         self.heard, self.heard_at = True, now
-        self._hear_quarantine(routers)
-        self._mind_silence(now)
+        self._hear_quarantine(members[MemberKind.ROUTER])
+        self._tell_full(now)
         wall = time.time()  # noqa: TID251 - only to tell whose clock is off
-        self._log(self._instances.fold(beats, now, wall))
-        self._routers.fold(routers, now, wall)
+        self._log(self._instances.fold(members[MemberKind.INSTANCE], now, wall))
+        self._routers.fold(members[MemberKind.ROUTER], now, wall)
         self._peer_names = frozenset(str(beat.id) for beat in self.peers())
         await self._hear_controller(now)
         reported = tuple(_reported(member, self._name) for member in self.snapshot())
         self._on_fleet(reported, max(1, len(self._routers.snapshot())))
 
-    def _mind_silence(self, now: float) -> None:
-        """While the registry takes no heartbeats, let no member expire: agents cannot announce themselves either."""
+    def _tell_full(self, now: float) -> None:
+        """Note, and write to the log, since when the registry is read but takes no heartbeats."""
         if self._registry.takes_writes:
             if self._told_full:
                 logger.info("the registry takes heartbeats again")
             self._full_since, self._told_full = None, False
             return
-        self._deaf()
         if self._full_since is None:
             self._full_since = now
         elif not self._told_full and now - self._full_since > 2 * BEAT_EVERY_S:  # not just one heartbeat
             self._told_full = True
             logger.warning("%s; it is read, but takes no heartbeats: serving on with what is known", self._refusal)
-
-    def _deaf(self) -> None:
-        """No member expires before it has had another ttl to be heard."""
-        self._instances.deaf()
-        self._routers.deaf()
 
     async def _hear_controller(self, now: float) -> None:
         """Read the controller's heartbeat, for the UI and the metrics alone. An access list older than controllers may

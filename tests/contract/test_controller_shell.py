@@ -133,6 +133,31 @@ async def test_a_registry_that_loses_its_data_has_no_two_leaders(turn_s: float) 
     assert second.held, "it has the name, and acts once the first one has noticed"
 
 
+@pytest.mark.parametrize("turn_s", [0.1, 0.7, 1.0])
+async def test_a_leader_that_was_cut_off_does_not_act_beside_its_successor(turn_s: float) -> None:
+    """The registry then loses its data, so that the former leader gets the name back and hears of no successor."""
+    rig = Rig()
+    first, second = (LeaderClaim(rig.registry, URL, clock=rig.clock) for _ in range(2))
+    await first.turn()
+    while rig.clock.now < 1020.0:
+        rig.registry.down = True
+        await first.turn()
+        rig.registry.down = False
+        await second.turn()
+        assert not (first.held and second.held)
+        rig.clock.now += turn_s
+    assert second.held
+    rig.registry.forget()
+    while rig.clock.now < 1030.0:
+        await first.turn()
+        assert not (first.held and second.held)
+        rig.clock.now += turn_s
+        assert not (first.held and second.held)
+        if rig.clock.now > 1021.0:
+            await second.turn()
+    assert first.held and not second.held
+
+
 async def test_a_leader_without_the_registry_acts_no_more() -> None:
     rig = Rig()
     lease = LeaderClaim(rig.registry, URL, clock=rig.clock)

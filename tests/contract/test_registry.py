@@ -28,12 +28,12 @@ from support.redis_server import RedisServer, start, wait_for_line
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.registry import launch
-from cluster.registry.membership import TTL_S, Heartbeat, MemberKind, Membership, MemberState
+from cluster.registry.membership import TTL_S, ChangeKind, Heartbeat, MemberKind, Membership, MemberState
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.proofs import proven
 from cluster.registry.redis import RedisRegistry
 from cluster.registry.redis_link import parse_place
-from cluster.registry.registry import Author, Beaten, Claimed, NameRefused, Registry, RegistryDown
+from cluster.registry.registry import Author, Beaten, Claimed, NameRefused, Registry, RegistryDown, read_members
 from kvtransfer.keys import InstanceKeys, instance_key
 from kvtransfer.proving import FleetProofs, InstanceProofs
 from kvtransfer.ticket import SigningKey
@@ -387,6 +387,33 @@ async def test_a_registry_that_is_killed_and_comes_back(world) -> None:
     await listening(reader)
     await agent.beat(beat("alfa", epoch=epoch, seq=3, state=MemberState.DRAINING))
     assert await reader.wait_changed(SOON_S)
+
+
+@pytest.mark.parametrize("fault", ["down", "full", "cancelled"])
+async def test_a_reading_that_says_nothing_of_a_silence_ends_no_member(fault: str, monkeypatch) -> None:
+    """Of all kinds that are read together, though the reading of the second one fails."""
+    registry = MemoryRegistry(lambda: 0.0)
+    memberships = {kind: Membership() for kind in (MemberKind.INSTANCE, MemberKind.ROUTER)}
+    for kind, membership in memberships.items():
+        membership.fold([beat("alfa", kind=kind)], 0.0)
+    registry.down, registry.full = fault == "down", fault == "full"
+    with contextlib.suppress(RegistryDown):
+        await registry.beat(beat("bravo", name="decode-0"))
+    with monkeypatch.context() as patched:
+        if fault == "cancelled":
+            read = registry.read
+
+            async def cut_off(kind: MemberKind) -> tuple[Heartbeat, ...]:
+                if kind is MemberKind.ROUTER:
+                    raise asyncio.CancelledError
+                return await read(kind)
+
+            patched.setattr(registry, "read", cut_off)
+        with contextlib.nullcontext() if fault == "full" else pytest.raises((RegistryDown, asyncio.CancelledError)):
+            await read_members(registry, memberships)
+    for membership in memberships.values():
+        assert membership.fold((), 100.0) == membership.fold((), 105.9) == ()
+        assert [change.what for change in membership.fold((), 106.0)] == [ChangeKind.EXPIRED]
 
 
 # --- Redis only ------------------------------------------------------------------------------------------------------

@@ -846,6 +846,16 @@ def test_pods_that_do_not_come_up_are_reported(name: str) -> None:
     assert fact["message"] == f"{name}: has timed out progressing.; look at its pods"
 
 
+def test_a_rollout_that_kubernetes_has_given_up_is_not_under_way() -> None:
+    """`Progressing` stayed True for ever, and with it the operator's short interval."""
+    half = deployed("ProgressDeadlineExceeded", **{**WHOLE, "updatedReplicas": 1})
+    facts = told(reported("chat-router", **half))
+    assert (facts["Progressing"]["status"], facts["Progressing"]["reason"]) == ("False", "AsWanted")
+    assert (facts["Degraded"]["status"], facts["Degraded"]["reason"]) == ("True", "PodsDown")
+    facts = told(reported("chat-router", **{**half, "observedGeneration": 1}))
+    assert facts["Progressing"]["message"] == "chat-router: a change is under way", "the next change ends the waiting"
+
+
 def test_routers_that_are_lost_are_reported_and_one_that_a_node_gives_up_is_not() -> None:
     lost = reported("chat-router", **deployed("NewReplicaSetAvailable", "False", **{**WHOLE, "availableReplicas": 1}))
     assert told(lost, 60.0)["Degraded"]["status"] == "False"

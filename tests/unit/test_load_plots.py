@@ -32,5 +32,5 @@ def test_a_trial_that_ended_early_has_no_share_of_its_own() -> None:
     assert points == {
         "attains": [1.0],
         "does not attain": [1.5],
-        "does not attain: ended early, at least": [2.0],
+        "does not attain (ended early: at least this share)": [2.0],
     }
