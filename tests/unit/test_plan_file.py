@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from baton import clusterfile
 from baton.plan_file import text_of
 from baton.planning import FleetResults, Task
 from cluster.instance import Role
@@ -110,7 +109,7 @@ def test_gpus_of_the_other_models_pools_are_counted_beside_those_of_the_plan(cou
     seen = Evaluation(classes={}, seconds=1, gpu_seconds={}, energy_j=0, output_tokens=0, prompt_tokens=0)
     kinds = (InstanceKind(role=Role.BOTH, gpu=gpu),)
     text = text_of(given, task, FleetResults(arrangement=kinds, counts=(8,), seen=seen))
-    parsed = clusterfile.parse(text, "planned.yaml")
+    parsed = parse(text, "planned.yaml")
     assert not parsed.problems
     assert {name: each.count for name, each in parsed.usable().hardware.items()} == {"h100": after, "l40s": 1}
     told = f"# `hardware.h100.count` was {count}: the plan has 8 of these GPUs, and other models' pools start with 8.\n"
