@@ -9,10 +9,15 @@ from cluster.spec import Hardware
 from costs.hardware import Gpu, find_gpu
 
 
+def said_of(gpu: Gpu, hardware: Mapping[str, Hardware]) -> Hardware | None:
+    """The entry of a GPU type in `hardware` of the cluster file, in whatever spelling; None: it has none."""
+    types = {found.name: each for name, each in hardware.items() if (found := find_gpu(name)) is not None}
+    return types.get(gpu.name)
+
+
 def as_told(gpu: Gpu, hardware: Mapping[str, Hardware]) -> Gpu:
     """A GPU type as `hardware` of the cluster file has it, in whatever spelling; as it is if the file does not say."""
-    types = {found.name: each for name, each in hardware.items() if (found := find_gpu(name)) is not None}
-    said = types.get(gpu.name)
+    said = said_of(gpu, hardware)
     if said is None:
         return gpu
     power_w = gpu.tdp_w if said.power_w is None else said.power_w

@@ -225,8 +225,9 @@ def target_lines(report: LoadReport) -> list[str]:
         told = "the targets of their class" if report.classes else told_targets(report.targets)
         lines.append(f"attainment {_share(report.attained, report.sent - report.interrupted)} met {told}")
     for each in report.classes:
-        name, told = each.name or "of requests without a class", told_targets(each.targets) or "no target"
-        lines.append(f"attainment {name} {_share(each.attained, each.requests)} met {told}")
+        name, told = each.name or "of requests without a class", told_targets(each.targets)
+        met = f"met {told}" if told else "were served whole (no targets)"
+        lines.append(f"attainment {name} {_share(each.attained, each.requests)} {met}")
     if report.prompt_tokens_off is not None:
         lines.append(f"prompts are {report.prompt_tokens_off:.1%} off their wanted length on average")
     if report.short_answers:

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from baton.planning import FleetResults, Task, args_of, engine
 from cluster.errors import UsageError
-from cluster.spec import Model, flags
+from cluster.spec import Model, flags, parse
+from cluster.spec.plan import stems
 from cluster.spec.reader import entries_of, nodes_of
 from cluster.spec.tree import Node, Scalar, compose, tree_of
 from cluster.spec.writer import written
@@ -32,13 +33,18 @@ def text_of(given: str, task: Task, best: FleetResults) -> str:
     hardware: dict[str, Any] = {**entries_of(tree.get("hardware"))}
     names = {known.name: name for name in hardware if (known := find_gpu(name)) is not None}
     tree["models"] = tree_of([_planned(each, task, best, names) for each in nodes_of(tree["models"])])
-    for gpu, count in _needed(best).items():
-        name = names.get(gpu, gpu)
-        entry = entries_of(hardware.get(name))
-        if _fewer(entry.get("count"), count):
-            entry["count"] = tree_of(count)
-        hardware[name] = tree_of(entry)
     heading = f"# Planned by `baton plan` for {len(task.arrivals):,} requests: {best}\n"
+    others = _others_start(given, task)
+    for gpu, count in _needed(best).items():
+        name, more = names.get(gpu, gpu), others.get(gpu, 0)
+        entry = entries_of(hardware.get(name))
+        there = entry.get("count")
+        if _fewer(there, count + more):
+            entry["count"] = tree_of(count + more)
+            if more and isinstance(there, Scalar):
+                heading += f"# `hardware.{name}.count` was {there.value}: the plan has {count} of these GPUs, "
+                heading += f"and other models' pools start with {more}.\n"
+        hardware[name] = tree_of(entry)
     if any(kind.power_cap < 1 for kind in best.arrangement):
         heading += "# `power_cap_w` is what the plan counts on: set it on the machines (nvidia-smi --power-limit).\n"
     return heading + written(tree_of({**tree, "hardware": hardware}))
@@ -52,8 +58,18 @@ def _needed(best: FleetResults) -> dict[str, int]:
     return found
 
 
+def _others_start(given: str, task: Task) -> dict[str, int]:
+    """GPUs by type with which the pools of the file's other models start: they run beside the planned fleet."""
+    found: dict[str, int] = {}
+    for model, _, pool in stems(parse(given, "").usable()).values():
+        known = None if pool.gpu is None else find_gpu(pool.gpu)
+        if known is not None and model.api_name != task.model.api_name:
+            found[known.name] = found.get(known.name, 0) + pool.at_start * pool.shape.gpus
+    return found
+
+
 def _fewer(there: Node | None, needed: int) -> bool:
-    """Whether the file's `count` of a GPU type is less than the plan needs: `--gpus` gave it more."""
+    """Whether the file's `count` of a GPU type is less than its pools start with: `--gpus` gave the plan more."""
     return isinstance(there, Scalar) and isinstance(there.value, int) and there.value < needed
 
 

@@ -69,6 +69,9 @@ a run of the whole load would take longer than the user's effort allows."""
 INSTANCES_MAX = 64
 """Most instances of one kind."""
 
+_ANY = 10**6
+"""Stands for any number of instances in a bound: more than a load can need."""
+
 _TOO_MANY = f"no more than {INSTANCES_MAX} instances of a kind are tried"
 
 SEARCHED = frozenset({"max-num-batched-tokens", "tensor-parallel-size"})
@@ -266,8 +269,13 @@ class Planner:
         """Note why the fleet needs more than there is: GPUs, or watts."""
         scale = space.scale(space.most)
         if scale < 1:
-            told = f"not enough GPUs: {counted(arrangement, space.most)} is the most there is, and "
-            if any(self._cut(kind) for kind in arrangement):
+            there = [self._there(kind) for kind in arrangement]
+            known = [(kind, few) for kind, few in zip(arrangement, there, strict=True) if few is not None]
+            everything = space.scale(tuple(_ANY if few is None else few for few in there))
+            if known and everything < 1:
+                kinds, counts = zip(*known, strict=True)
+                scale, told = everything, f"not enough GPUs: {counted(kinds, counts)} is the most there is, and "
+            else:
                 told = f"{_TOO_MANY}: {counted(arrangement, space.most)} is the most that is tried, and "
             self.why[told + f"{1 / max(scale, 1e-9):.2g} times that would be needed at least"] = 0.0
             return
@@ -318,10 +326,15 @@ class Planner:
     def _most(self, kind: InstanceKind) -> int:
         return min(INSTANCES_MAX, self._available(kind) // kind.gpus)
 
+    def _there(self, kind: InstanceKind) -> int | None:
+        """How many instances of this kind the user's GPUs allow; None: any number."""
+        few = {gpu.name: count for gpu, count in self.task.gpus}[kind.gpu.name]
+        return None if few is None else few // kind.gpus
+
     def _cut(self, kind: InstanceKind) -> bool:
         """Whether there are GPUs for more instances of this kind than are tried."""
-        few = {gpu.name: count for gpu, count in self.task.gpus}[kind.gpu.name]
-        return few is None or few // kind.gpus > INSTANCES_MAX
+        few = self._there(kind)
+        return few is None or few > INSTANCES_MAX
 
     def cut_below(self, cost: float) -> bool:
         """Whether a fleet that costs less than this may have more instances of a kind than are tried."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from baton.changing import Changing
-from baton.gpus import as_told
+from baton.gpus import as_told, said_of
 from baton.scaling_admin import Wishes, admin_app
 from baton.scaling_check import Checker
 from baton.state import state_folder
@@ -187,8 +187,8 @@ def _pool(
     costs, config = engine_of(role, sizes, gpu, pool.shape, read_words(words), profiles=profiles())
     if pool.power_cap_w is not None:
         costs = costs.capped(cap_of(pool.power_cap_w, gpu.tdp_w))
-    hardware = spec.hardware.get(pool.gpu or "")
-    price = None if hardware is None else hardware.price_per_hour
+    said = said_of(gpu, spec.hardware)
+    price = None if said is None else said.price_per_hour
     made = ScalingPool(
         name=stem,
         role=role,

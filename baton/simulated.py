@@ -82,6 +82,9 @@ def _from_flags(args: argparse.Namespace, *, contents: bool) -> PlannedSimulatio
     ]
     if not listed:
         raise UsageError("no instance: give at least one with --prefill, --decode or --both")
+    for role, count in counts.items():
+        if count and getattr(args, f"tp_{role.value}") == 0:
+            raise UsageError(f"--tp-{role.value} 0: write a whole number of GPUs, 1 or more")
     members, notes = _members(listed, {}, args, contents=contents)
     targets = Targets(args.ttft_ms, args.tt2t_ms, args.tpot_ms, args.e2e_ms)
     return PlannedSimulation(members=members, model=model, targets=targets, notes=notes)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.plan_cases import random_task
+from support.plan_cases import goal, random_task
 
 from baton import clusterfile, planning
 from baton.cli import main
@@ -23,8 +23,10 @@ from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import Model, instances, parse
 from costs.hardware import gpu_named
+from costs.shipped import model_named
 from goodput.candidates import InstanceKind
 from goodput.search import TOLERANCE, SearchState
+from loadgen.arrival import Arrival
 from sim.evaluate import Evaluation
 
 FILE = """
@@ -372,6 +374,37 @@ def test_a_limit_of_the_search_is_no_lack_of_gpus(
     assert bool(cheaper) == (found["best"]["price_per_hour"] > 2 * 0.4)
     few_there = planned(capsys, *few[1:], *load, "--rate", "1", "--gpus", "L4=1,L40S=1")
     assert not any("nothing cheaper" in each for each in few_there["presumed"])
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill", "told"),
+    [
+        (2, None, "not enough GPUs: 2 × decode H100-SXM tp1 is the most there is"),
+        (None, None, "no more than 64 instances of a kind are tried: 1 × prefill L40S tp1 + 1 × decode H100-SXM tp1"),
+        (9, 40, "no more than 64 instances of a kind are tried: 1 × prefill L40S tp1 + 1 × decode H100-SXM tp1"),
+    ],
+)
+def test_the_users_gpus_are_named_where_they_are_the_limit(
+    decode: int | None, prefill: int | None, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of the search was blamed wherever another kind's type had no `count`, whatever decode lacked."""
+    monkeypatch.setattr(planning, "INSTANCES_MAX", 1)
+    l40s, h100 = gpu_named("L40S"), gpu_named("H100-SXM")
+    task = replace(
+        random_task(301, small=True),
+        shape=model_named("Llama-3.1-8B"),
+        gpus=((h100, decode), (l40s, prefill)),
+        arrivals=tuple(
+            Arrival(at_s=at / 200, input_tokens=500, output_tokens=1000, slo_class="interactive") for at in range(2000)
+        ),
+        goals={"interactive": goal(1000, 30, 0.9)},
+        survive=0,
+        power_w=None,
+    )
+    kinds = (InstanceKind(role=Role.PREFILL, gpu=l40s), InstanceKind(role=Role.DECODE, gpu=h100))
+    why = planning.Planner(task, only=[kinds]).why_not(SearchState())
+    assert why.startswith(told)
+    assert ("64" in why) == ("64" in told)
 
 
 def test_one_request_is_a_load(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

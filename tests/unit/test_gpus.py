@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from baton.cli import main
-from baton.gpus import as_told
+from baton.gpus import as_told, said_of
 from baton.makes import makes_of
 from baton.scaling import plan_of
 from cluster.ids import InstanceId
@@ -35,6 +35,16 @@ def test_a_file_says_price_power_and_memory_of_a_type_in_any_spelling() -> None:
     assert (told.usd_per_hour, told.tdp_w, told.memory_gib) == (2.0, 350.0, h100.memory_gib)
     assert told.idle_w == pytest.approx(h100.idle_w / 2)
     assert as_told(h100, {"L4": Hardware(power_w=1.0)}) is h100
+    assert said_of(h100, said) is said["h100"]
+    assert said_of(h100, {"L4": Hardware()}) is None
+
+
+@pytest.mark.parametrize("gpu", ["", ", gpu: h100"])
+def test_a_pool_has_price_and_power_of_the_only_gpu_type_of_the_file(gpu: str) -> None:
+    """A pool without `gpu:` had that type's power, and no price: to a controller such instances were free."""
+    text = FILE.replace(", gpu: h100", gpu).replace("power_w: 400", "power_w: 400, price_per_hour: 2.5")
+    (pool,) = plan_of(parse(text, "baton.yaml").usable(), "vllm", None, []).pools["meta-llama/Llama-3.1-8B"]
+    assert (pool.footprint.price_per_hour, pool.footprint.power_w) == (2.5, 400)
 
 
 def test_a_power_cap_is_a_share_of_the_power_that_the_file_says(

@@ -89,6 +89,33 @@ def test_a_gpu_keeps_the_name_and_more_gpus_than_the_file_has_are_counted() -> N
     assert planned_pools(text, "L40S", 3)[0].usable().hardware["l40s"].count == 9
 
 
+TWO = """\
+models:
+  - {name: Qwen/Qwen3-32B, pools: {prefill: {start: 2, gpu: h100, shape: {tp: 2}}, decode: {start: 4, gpu: h100}}}
+  - name: meta-llama/Llama-3.1-8B
+hardware: {h100: {count: %d}, l40s: {count: 1}}
+"""
+
+
+@pytest.mark.parametrize(("count", "after"), [(8, 16), (15, 16), (20, 20)])
+def test_gpus_of_the_other_models_pools_are_counted_beside_those_of_the_plan(count: int, after: int) -> None:
+    """--gpus gives the planned model 8 GPUs; the other model's pools start with 8 of that type, too."""
+    given = TWO % count
+    spec = parse(given, "baton.yaml").usable()
+    shape, gpu = find_model("Llama-3.1-8B"), find_gpu("H100-SXM")
+    assert shape is not None
+    assert gpu is not None
+    task = Task(model=spec.models[1], shape=shape, gpus=((gpu, 8),), arrivals=(), goals={}, usual="")
+    seen = Evaluation(classes={}, seconds=1, gpu_seconds={}, energy_j=0, output_tokens=0, prompt_tokens=0)
+    kinds = (InstanceKind(role=Role.BOTH, gpu=gpu),)
+    text = text_of(given, task, FleetResults(arrangement=kinds, counts=(8,), seen=seen))
+    parsed = parse(text, "planned.yaml")
+    assert not parsed.problems
+    assert {name: each.count for name, each in parsed.usable().hardware.items()} == {"h100": after, "l40s": 1}
+    told = f"# `hardware.h100.count` was {count}: the plan has 8 of these GPUs, and other models' pools start with 8.\n"
+    assert (told in text) == (after != count)
+
+
 @pytest.mark.parametrize(
     ("given", "gpu", "length"),
     [

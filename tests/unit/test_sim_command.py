@@ -143,6 +143,7 @@ def test_two_ranks_are_simulated_like_two_instances(tmp_path: Path, capsys: pyte
         (("--gpu", "H9000"), "Nothing is known about the GPU 'H9000'"),
         (("--model", "Llama-9"), "do not ship"),
         (("--tp-prefill", "0", "--prefill", "0", "--decode", "0"), "no instance: give at least one"),
+        (("--tp-prefill", "0"), "--tp-prefill 0: write a whole number of GPUs, 1 or more"),
         (("--faults", "/nowhere"), "--faults /nowhere: .*give a file of faults, or one of kills"),
         (("--hop-us", "-1"), "--hop-us -1: write a number of microseconds, 0 or more"),
         (("--hop-us", "nan"), "--hop-us nan: write a number of microseconds, 0 or more"),

@@ -8,7 +8,7 @@ from support.simulated import every, members, simulate
 from baton.load_view import target_lines
 from cluster.instance import Role
 from loadgen.arrival import Arrival
-from loadgen.report import LoadReport, LoadRun, Targets, report_of
+from loadgen.report import ClassAttainment, LoadReport, LoadRun, Targets, report_of
 from sim.faults import Fault
 from sim.result import Result, Rows
 
@@ -69,6 +69,13 @@ def test_each_class_is_told_by_its_own_targets(result: Result) -> None:
     assert rest[0].startswith("attainment of requests without a class ") and rest[0].endswith("TTFT ≤ 1e+06 ms")
     assert rest[1] == "attainment batch 0.0%: 0 of 1 met TTFT ≤ 0.001 ms"
     assert result.report(loose).classes == ()
+
+
+def test_a_class_without_targets_is_not_told_as_one_that_missed_them(result: Result) -> None:
+    free = ClassAttainment(name="batch", targets=Targets(), attained=9, requests=10)
+    lines = target_lines(msgspec.structs.replace(result.report(), classes=(free,)))
+    assert "attainment batch 90.0%: 9 of 10 were served whole (no targets)" in lines
+    assert not any("met no" in line for line in lines)
 
 
 def test_records_have_what_the_load_had(result: Result) -> None:
