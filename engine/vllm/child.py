@@ -23,7 +23,7 @@ from engine.vllm.command import command, environment, printable
 from engine.vllm.keeper import end_all
 from engine.vllm.listener import listens
 from engine.vllm.logfile import LogFile
-from engine.vllm.logtext import FIRST_STAGE, has_draft, reason, stage, worth_showing
+from engine.vllm.logtext import FIRST_STAGE, reason, stage_after, worth_showing
 from engine.vllm.probe import Probe, Unwell
 from engine.vllm.scratch import scratch
 from engine.vllm.spec import EngineSpec
@@ -316,10 +316,7 @@ class EngineProcess:
         """
         told, drafts = FIRST_STAGE, False
         while True:
-            reached = told
-            for line in self._log.new_lines():
-                drafts = drafts or has_draft(line)
-                reached = stage(line, reached, drafts=drafts)
+            reached, drafts = stage_after(self._log.new_lines(), told, drafts=drafts)
             if reached != told:
                 told = reached
                 if self._machine.state is EngineState.STARTING:

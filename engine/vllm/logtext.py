@@ -7,7 +7,7 @@ longer; nothing else depends on it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 FIRST_STAGE = "importing vLLM"
 
@@ -84,6 +84,14 @@ def stage(line: str, reached: str = FIRST_STAGE, *, drafts: bool = False) -> str
     if found == _GRAPHS and _at(reached) < _ORDER[_CACHE]:
         found = _MEASURING
     return reached if found is None or _ORDER[found] <= _at(reached) else found
+
+
+def stage_after(lines: Iterable[str], reached: str, *, drafts: bool) -> tuple[str, bool]:
+    """`stage` after all of these lines, and whether they or the ones before say that the engine `drafts`."""
+    for line in lines:
+        drafts = drafts or has_draft(line)
+        reached = stage(line, reached, drafts=drafts)
+    return reached, drafts
 
 
 def _loading(percent: int, reached: str, *, drafts: bool) -> str:
