@@ -74,7 +74,7 @@ _ANY = 10**6
 
 _TOO_MANY = f"no more than {INSTANCES_MAX} instances of a kind are tried"
 
-SEARCHED = frozenset({"max-num-batched-tokens", "tensor-parallel-size"})
+SEARCHED = frozenset({flags.BUDGET, "tensor-parallel-size"})
 """Flags of vLLM that a plan chooses itself: those of the file are not taken."""
 
 
@@ -319,8 +319,12 @@ class Planner:
         each = {"cost": kind.gpu.usd_per_hour, "gpus": 1.0, "power": kind.power_cap_w, "energy": idle_j}
         return max(each[self.task.objective], 1e-6) * kind.gpus
 
+    def _gpus_of(self, kind: InstanceKind) -> int | None:
+        """The user's GPUs of this kind's type; None: any number."""
+        return {gpu.name: count for gpu, count in self.task.gpus}[kind.gpu.name]
+
     def _available(self, kind: InstanceKind) -> int:
-        there = {gpu.name: count for gpu, count in self.task.gpus}[kind.gpu.name]
+        there = self._gpus_of(kind)
         return INSTANCES_MAX * kind.gpus if there is None else there
 
     def _most(self, kind: InstanceKind) -> int:
@@ -328,7 +332,7 @@ class Planner:
 
     def _there(self, kind: InstanceKind) -> int | None:
         """How many instances of this kind the user's GPUs allow; None: any number."""
-        few = {gpu.name: count for gpu, count in self.task.gpus}[kind.gpu.name]
+        few = self._gpus_of(kind)
         return None if few is None else few // kind.gpus
 
     def _cut(self, kind: InstanceKind) -> bool:
@@ -461,7 +465,7 @@ def engine(task: Task, kind: InstanceKind) -> tuple[Costs, TwinConfig]:
     """
     words = list(_words(task.model, kind))
     if kind.batched_tokens is not None:
-        words.append(f"--max-num-batched-tokens={kind.batched_tokens}")
+        words.append(f"--{flags.BUDGET}={kind.batched_tokens}")
     shape = Spans(tp=kind.tp)
     return engine_of(kind.role, task.shape, kind.gpu, shape, read_words(words), profiles=shipped.profiles())
 

@@ -73,7 +73,7 @@ class StartTurns:
             return holder or "another engine"
         except OSError as error:
             self.release()
-            logger.warning("%s starts without a turn on its GPU: %s: %s", self._name, error.filename, error.strerror)
+            logger.warning("%s starts without a turn on its GPU: %s", self._name, error)
         return ""
 
     async def comes(self, wait_max_s: float, ends: Callable[[], bool], waits: Callable[[str], None]) -> bool:

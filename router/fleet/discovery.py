@@ -128,7 +128,7 @@ class Discovery:
         return {name: because for kind in MemberKind for name, because in self._registry.unproven(kind).items()}
 
     def stale_s(self, now: float) -> float:
-        """How long the registry has not been read, or has taken no heartbeats, in seconds; 0 while it does both."""
+        """How long the registry has not been read, or has taken no heartbeats, in seconds; 0 if neither."""
         if self.heard:
             return 0.0 if self._full_since is None else now - self._full_since
         return now - (self._began_at if self.heard_at is None else self.heard_at)

@@ -71,7 +71,7 @@ def _brackets_around(text: bytes, begin: int, places: _Positions) -> scan.Steps[
     start, depth, inside, done = begin, 0, 0, 0
     while done < len(places):
         end = scan.end_of_slice(text, start)
-        piece = text[start:end].replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        piece = text[start:end].replace(b"\\\\", b"__").replace(b'\\"', b"__")  # as long as before: positions count
         codes = np.frombuffer(piece, dtype=np.uint8)
         quotes = np.flatnonzero(codes == ord('"'))
         brackets = np.flatnonzero(_STEPS[codes])

@@ -305,7 +305,7 @@ class _FleetGauges:
         )
         self._stale = Gauge(
             "baton_registry_stale_seconds",
-            "How long the registry has not been heard, or took no heartbeats; 0 while it does both, or where none is.",
+            "How long the registry has not been heard, or took no heartbeats; 0 while all is well, or without one.",
             registry=registry,
         )
         self._unproven = Gauge(

@@ -21,7 +21,7 @@ from router.scheduler.scoring.row_prices import FEW, RowPrices
 
 SHED_WEIGHT: Final = 3.0
 """A prompt of a class that refuses (`when_missed: shed`) counts each answer that is expected to miss because of it so
-many times: the answers were let in on a promise, and a prompt that has not been can wait or be refused. Chosen on
+many times: the answers were let in on a promise, and this prompt is not in yet, so it can wait or be refused. Chosen on
 simulated loads (docs/policy.md). What an answer does to others (`_push_over`) counts once; no other weight was tried.
 """
 
