@@ -121,7 +121,7 @@ class Admission:
         prompt_ms = prices.prompt_at(row)
         answer_ms = prices.output * prices.longer_at(answer_row)
         self._line.gave(wanted.tenant, (prompt_ms + answer_ms) / share)
-        self._line.took(prompt_ms, wanted.now)
+        self._line.took(prompt_ms, wanted.now, late=wanted.late)
         if wanted.ttft_ms and not wanted.late:
             self._line.given_up.add(wanted.prompt_tokens, gone=False)
             pause_ms = context.ttft_ms - prices.ttft_at(row)

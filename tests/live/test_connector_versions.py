@@ -106,3 +106,21 @@ def test_the_connector_and_the_twin_run_the_same_rules() -> None:
     assert scheduler.worth_pulling is engine.twin.pulls.worth_pulling
     assert worker.Reads is decode.reads.Reads and engine.twin.pulls.PullAtRank is decode.reads.PullAtRank
     assert engine.twin.pulls.Reading is engine.twin.life.Reading is decode.table.Reading
+
+
+def test_a_steps_message_is_whole_at_the_worker_and_carries_only_what_is_said() -> None:
+    import pickle
+
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
+
+    from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold
+
+    silent, full = BatonMetadata(NixlConnectorMetadata()), BatonMetadata(NixlConnectorMetadata())
+    full.scheduler_clock = 7.5
+    full.forgotten, full.expected = ("e",), {"r": ExpectedHold(None)}
+    full.orders.held.append("h")
+    full.heartbeat_by_engine = {"e": "beat"}
+    for sent in (silent, full):
+        arrived = pickle.loads(pickle.dumps(sent))
+        assert type(arrived) is BatonMetadata and vars(arrived) == vars(sent)
+    assert len(pickle.dumps(silent)) < len(pickle.dumps(NixlConnectorMetadata())) / 2

@@ -134,6 +134,18 @@ def test_a_burst_costs_those_with_most_work_and_not_everybody() -> None:
     assert tokens[late].mean() > 1.2 * tokens[~late].mean()
 
 
+def test_an_overload_that_lasts_does_not_make_all_requests_late() -> None:
+    """More comes than can be in time, for longer than it takes late requests to age. (When aged ones went before all
+    others, 0.70 of the first quarter were in time, and 0.34 of the last.)
+    """
+    arrivals = load(1, 4000, 0.006)
+    _, result = run((B,), arrivals, POLICIES["workload"])
+    assert (result.columns["outcome"] == 1).all(), "late or not, all are served"
+    met = result.met(Targets(PROMISES[""].ttft_ms, None, PROMISES[""].tpot_ms, None), {})
+    first, *_, last = np.array_split(met, 4)
+    assert last.mean() > first.mean() - 0.1
+
+
 def test_late_prompts_are_served_by_the_whole_fleet_once_nothing_else_comes() -> None:
     """Far more requests arrive at once than can be in time. Late requests must not leave instances idle that are kept
     for new requests.

@@ -9,7 +9,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.core.values import Wanted
 from router.fleet.view import FleetView
-from router.scheduler.flow_control.queue import AGING_S_MIN, FAIR_MS, FlowControlQueue
+from router.scheduler.flow_control.queue import AGED_SHARE, AGING_S_MIN, FAIR_MS, FlowControlQueue
 from router.scheduler.flow_control.saturation import AHEAD_MS, IN_TIME_S, IN_TIME_SPARE, SaturationDetector
 
 ANY = Wanted(model="m", hand_over=True, prompt_tokens=1000, ttft_ms=500.0)
@@ -114,18 +114,45 @@ def test_only_a_request_with_a_target_can_miss_it() -> None:
     assert line.hopeless(100.0, 1) == []
 
 
-def test_a_request_that_has_been_late_for_long_goes_first() -> None:
+def test_late_requests_that_have_aged_get_a_share_while_others_can_be_in_time() -> None:
+    """If they went before all others, an overload that lasts would end with late requests alone."""
     line = FlowControlQueue()
-    enter(line, "old", work_ms=600.0)
-    assert line.hopeless(0.0, 1) == ["old"]
-    line.age(AGING_S_MIN - 0.1)
+    for at in range(40):
+        enter(line, f"old {at}", work_ms=600.0)
+        assert line.hopeless(0.0, 1) == [f"old {at}"]
+    line.age(AGING_S_MIN)
+    line.age(AGING_S_MIN)
+    now, served = AGING_S_MIN, list[object]()
+    for at in range(200):
+        for whose in ("old", "new"):  # of 1,200 ms of work that come, 600 can be done
+            enter(line, f"{whose} more {at}", now=now, work_ms=600.0, late=whose == "old")
+        (who,) = line.call_first()
+        line.leave(who, placed=True)
+        line.took(600.0, now, late=str(who).startswith("old"))
+        served.append(who)
+        now += 0.001
+        line.age(now)
+    assert sum(str(who).startswith("old") for who in served) == pytest.approx(200 * AGED_SHARE, abs=1)
+    assert [who for who in served if str(who).startswith("old")][:3] == ["old 0", "old 1", "old 2"]
+
+
+def test_an_aged_request_goes_before_other_late_ones_and_needs_no_share_where_all_are_late() -> None:
+    line = FlowControlQueue()
+    enter(line, "later", now=1.0, late=True)
+    enter(line, "old", late=True)
+    line.age(AGING_S_MIN)
+    enter(line, "new", now=AGING_S_MIN)
+    assert order(line) == ["new", "old", "later"]
+
+
+def test_no_share_is_saved_up_while_no_request_has_aged() -> None:
+    line = FlowControlQueue()
+    for at in range(50):
+        line.took(100.0, at * 0.1)
+    enter(line, "old", late=True)
+    line.age(AGING_S_MIN)
     enter(line, "new", now=AGING_S_MIN)
     assert line.call_first() == ("new",)
-    line.rests("new")
-    line.age(AGING_S_MIN)
-    line.age(AGING_S_MIN)
-    assert order(line) == ["old", "new"]
-    assert line.hopeless(AGING_S_MIN + 100, 1) == []
 
 
 def test_a_place_that_one_request_cannot_use_is_offered_to_requests_of_another_kind() -> None:

@@ -46,6 +46,11 @@ class HeldSlots:
         """The holds that have ended since the last call: their slots are clear."""
         return self._leases.take_reports()
 
+    @property
+    def has_counts(self) -> bool:
+        """Whether anything was counted since the last `take_counts`."""
+        return bool(self._leases.counts)
+
     def take_counts(self) -> Counter[str]:
         """Counts since the last call."""
         counts = self._leases.counts.copy()

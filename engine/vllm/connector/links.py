@@ -150,6 +150,11 @@ class Links:
                 logger.warning("engine %s was introduced, and its rank %d cannot be read", engine, rank)
         self._standing[engine] = self._news[engine] = standing
 
+    @property
+    def has_news(self) -> bool:
+        """Whether any link was tried or released since the last `take_news`."""
+        return bool(self._news)
+
     def take_news(self) -> dict[str, str]:
         """The state of each link that was tried or released since the last call, by engine."""
         news, self._news = self._news, {}

@@ -50,6 +50,18 @@ class BatonMetadata(NixlConnectorMetadata):  # type: ignore[misc]
         self.vouched: dict[str, tuple[tuple[int, ...], tuple[bytes, ...]]] = {}
         """Prefill legs whose prompts this step completes: their blocks, and each block's name."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Only what is not empty travels: a step that only decodes has next to nothing to say, and every step pays for
+        each field that is packed and unpacked.
+        """
+        return _unpacked, ({name: value for name, value in self.__dict__.items() if value},)
+
+
+def _unpacked(fields: dict[str, Any]) -> BatonMetadata:
+    metadata = BatonMetadata(NixlConnectorMetadata())
+    metadata.__dict__.update(fields)
+    return metadata
+
 
 class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """The workers' reports to the scheduler half since the last one, all ranks together."""

@@ -249,7 +249,8 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
     def step(self, metadata: BatonMetadata) -> None:
         """Before a step computes anything: apply the scheduler half's orders about holds."""
-        self._held.step(metadata.orders)
+        if metadata.orders:
+            self._held.step(metadata.orders)
 
     def vouch(self, metadata: BatonMetadata) -> None:
         """After a step: write the digests of the prompts that it completed. Their answers are not sent yet."""
@@ -278,10 +279,14 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
     def tell(self) -> WorkerReport | None:
         """What happened here since the last report; None: nothing."""
-        self._told.counts.update(self._held.take_counts())
-        self._told.peers.update(self._links.take_news())
+        if self._held.has_counts:
+            self._told.counts.update(self._held.take_counts())
+        if self._links.has_news:
+            self._told.peers.update(self._links.take_news())
+        if not self._told:
+            return None  # most steps
         told, self._told = self._told, WorkerReport(Counter(), {}, {})
-        return told or None
+        return told
 
     def shutdown(self) -> None:
         """End the following thread; vLLM calls this when the engine ends."""

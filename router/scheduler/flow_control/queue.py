@@ -6,8 +6,10 @@ order of what they have got of the fleet relative to their share, both stages co
 deadlines. If not all of them can be in time, the queue gives up those with the most work until the others can. (This is
 Moore and Hodgson's rule, which leaves the fewest jobs late on one machine; the fleet counts as one machine, with the
 rate that it was seen to have.) A request that is given up is *late*. As its class says, it is served once no request
-waits that can be in time, or refused, or held to its class's second promise. A late request goes before all others once
-`AGING` times its target has passed since its arrival. Requests without a target are due in `PATIENCE_S`.
+waits that can be in time, or refused, or held to its class's second promise. A late request is *aged* once `AGING`
+times its target has passed since its arrival: aged requests get `AGED_SHARE` of the fleet's work while others wait that
+can be in time. (If they went before all others, an overload that lasts would make every request late: each aged one
+takes the place of one that can be in time, and that one ages next.) Requests without a target are due in `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from router.scheduler.flow_control.sizes import GivenUp
 
 AGING: Final = 5.0
 AGING_S_MIN: Final = 10.0
-"""The least time from its arrival until a late request goes before all others, whatever its target."""
+"""The least time from its arrival until a late request is aged, whatever its target."""
+
+AGED_SHARE: Final = 0.125
+"""The part of the fleet's work that aged requests get while requests wait that can be in time."""
 
 PATIENCE_S: Final = 30.0
 
@@ -60,7 +65,8 @@ class _Waiter:
     ttft_ms: float = 0.0
     """`Wanted.ttft_ms`."""
     late: bool = False
-    """Whether it goes behind those that can be in time; its request may be late although it does not (`age`)."""
+    """Whether it cannot be in time."""
+    aged: bool = False
     aged_at: float = math.inf
 
     @property
@@ -71,6 +77,11 @@ class _Waiter:
     @property
     def key(self) -> tuple[float, int]:
         return (self.due, self.number)
+
+    @property
+    def group(self) -> tuple[Hashable, str, bool, bool]:
+        """Waiting requests of one group are ordered by their keys."""
+        return (self.kind, self.tenant, self.late, self.aged)
 
 
 class FlowControlQueue:
@@ -84,7 +95,7 @@ class FlowControlQueue:
 
     def __init__(self) -> None:
         self._entries: Final[dict[object, _Waiter]] = {}
-        self._groups: Final[dict[tuple[Hashable, str, bool], list[tuple[float, int, _Waiter]]]] = {}
+        self._groups: Final[dict[tuple[Hashable, str, bool, bool], list[tuple[float, int, _Waiter]]]] = {}
         self._called: Final[dict[object, set[Hashable]]] = {}
         """The requests that ask now, and the kinds that found no place in this round."""
         self._again: Final[set[object]] = set()
@@ -95,6 +106,11 @@ class FlowControlQueue:
         """By tenant: the work it has got, divided by its share."""
         self._most = 0.0
         """The largest of these."""
+        self._aged = 0
+        """The number of aged requests."""
+        self._owed_ms = 0.0
+        """Work that aged requests may still have of their share: the first of them goes before all others once this is
+        as much as its own work."""
         self._rate = 0.0
         """Milliseconds of work a second that the fleet takes; 0: not seen yet."""
         self._rate_at = -1.0
@@ -127,7 +143,6 @@ class FlowControlQueue:
         """
         known = self._entries.get(request)
         kind = _kind(wanted)
-        # An aged request is late, and its entry is not: it keeps its place, and passes on the call that found it none.
         if known is not None and known.kind == kind and known.ttft_ms == wanted.ttft_ms and known.late <= wanted.late:
             return
         number = known.number if known is not None else self._next()
@@ -141,7 +156,7 @@ class FlowControlQueue:
         if entry.promised:
             entry.aged_at = wanted.arrived + max(AGING_S_MIN, AGING * target_s)
         entry.late = wanted.late
-        if not any(group for (_, tenant, _), group in self._groups.items() if tenant == wanted.tenant and group):
+        if not any(tenant == wanted.tenant for _, tenant, _, _ in self._groups):
             self._begins(wanted.tenant)
         self._entries[request] = entry
         self._patient += not entry.promised
@@ -164,7 +179,7 @@ class FlowControlQueue:
         self._given[tenant] = max(self._given.get(tenant, 0.0), least)
 
     def _insert(self, entry: _Waiter) -> None:
-        insort(self._groups.setdefault((entry.kind, entry.tenant, entry.late), []), (*entry.key, entry))
+        insort(self._groups.setdefault(entry.group, []), (*entry.key, entry))
 
     def _remove(self, request: object) -> _Waiter | None:
         entry = self._entries.pop(request, None)
@@ -173,14 +188,14 @@ class FlowControlQueue:
         if entry is not None:
             self._take_out(entry)
             self._patient -= not entry.promised
+            self._aged -= entry.aged
         return entry
 
     def _take_out(self, entry: _Waiter) -> None:
-        name = (entry.kind, entry.tenant, entry.late)
-        group = self._groups[name]
+        group = self._groups[entry.group]
         del group[bisect_left(group, entry.key, key=lambda each: each[:2])]
         if not group:
-            del self._groups[name]
+            del self._groups[entry.group]
 
     def leave(self, request: object, *, placed: bool) -> tuple[object, ...]:
         """The request found its place, or gave up: returns the requests to ask now."""
@@ -234,16 +249,22 @@ class FlowControlQueue:
 
     def _first(self, tried: set[Hashable]) -> _Waiter | None:
         """The next request, of the kinds that may still find a place."""
-        heads = [group[0][2] for (kind, _, _), group in self._groups.items() if kind not in tried]
+        heads = [group[0][2] for (kind, *_), group in self._groups.items() if kind not in tried]
         if not heads:
             return None
         least = min(self._given.get(entry.tenant, 0.0) for entry in heads)
 
-        def rank(entry: _Waiter) -> tuple[bool, bool, float, int]:
+        def rank(entry: _Waiter) -> tuple[int, bool, float, int]:
             ahead = self._given.get(entry.tenant, 0.0) - least
-            return (entry.late, ahead > FAIR_MS, entry.due, entry.number)
+            return (self._turn(entry), ahead > FAIR_MS, entry.due, entry.number)
 
         return min(heads, key=rank)
+
+    def _turn(self, entry: _Waiter) -> int:
+        """Requests with a smaller number go first."""
+        if not entry.aged:
+            return 3 if entry.late else 1
+        return 0 if self._owed_ms >= entry.work_ms else 2
 
     # --- accounting ---------------------------------------------------------------------------------------------------
 
@@ -252,8 +273,14 @@ class FlowControlQueue:
         given = self._given[tenant] = self._given.get(tenant, 0.0) + work_ms
         self._most = max(self._most, given)
 
-    def took(self, work_ms: float, now: float) -> None:
-        """The fleet has taken a prompt: update the rate, if requests wait."""
+    def took(self, work_ms: float, now: float, *, late: bool = False) -> None:
+        """The fleet has taken a prompt: update the rate, if requests wait, and what aged requests may have."""
+        if not self._aged:
+            self._owed_ms = 0.0
+        elif late:
+            self._owed_ms = max(0.0, self._owed_ms - work_ms)
+        else:
+            self._owed_ms += AGED_SHARE / (1.0 - AGED_SHARE) * work_ms
         if not self._entries:
             self._rate_at = -1.0
             return
@@ -316,14 +343,15 @@ class FlowControlQueue:
         return [entry.request for entry in gone]
 
     def age(self, now: float) -> None:
-        """Put the late requests that have waited so long (`AGING`) before all others. They still go only to
-        instances that may take late prompts (`SaturationDetector.lanes`).
+        """Late requests that have waited so long (`AGING`) are aged from now on, the first to come first. They still
+        go only to instances that may take late prompts (`SaturationDetector.lanes`).
         """
         for entry in list(self._entries.values()):
             if entry.late and now >= entry.aged_at:
                 self._take_out(entry)
-                entry.late, entry.due, entry.aged_at = False, 0.0, math.inf
+                entry.aged, entry.due, entry.aged_at = True, 0.0, math.inf
                 self._insert(entry)
+                self._aged += 1
 
 
 def _kind(wanted: Wanted) -> Hashable:
