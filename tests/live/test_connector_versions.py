@@ -92,7 +92,6 @@ def test_the_connector_and_the_twin_run_the_same_rules() -> None:
     import decode.reads
     import decode.table
     import engine.twin.holds
-    import engine.twin.life
     import engine.twin.pulls
     import prefill.holds
     import prefill.leases
@@ -105,7 +104,7 @@ def test_the_connector_and_the_twin_run_the_same_rules() -> None:
     assert scheduler.ProducerPeers is engine.twin.pulls.ProducerPeers is decode.peers.ProducerPeers
     assert scheduler.worth_pulling is engine.twin.pulls.worth_pulling
     assert worker.Reads is decode.reads.Reads and engine.twin.pulls.PullAtRank is decode.reads.PullAtRank
-    assert engine.twin.pulls.Reading is engine.twin.life.Reading is decode.table.Reading
+    assert engine.twin.pulls.Reading is decode.table.Reading
 
 
 def test_a_steps_message_is_whole_at_the_worker_and_carries_only_what_is_said() -> None:
