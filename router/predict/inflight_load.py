@@ -24,7 +24,7 @@ from router.core.arrays import Floats, Ints, Mirror
 from router.core.load_notes import PromptState
 from router.predict.inflight_request import OF_A_PEER, InflightRequest
 from router.predict.load_updates import LoadUpdates
-from router.predict.margins import FIRST_AIM, PROMPTLY, Margins
+from router.predict.margins import FIRST_AIM, PROMPTLY, Margins, TpotMargins
 from router.predict.reported_prompts import EndedPrompts, ReportedPrompts, Seen
 from router.predict.source_delay import SourceDelay
 from router.predict.stall_limits import StallLimits, end
@@ -199,9 +199,9 @@ class InflightLoad:
 
     def __init__(self) -> None:
         self.step_model: Final = StepModel()
-        self.margins: Final = Margins()
+        self.margins: Final = TpotMargins()
         self.first_margins: Final = Margins(PROMPTLY, FIRST_AIM)
-        """The margins of TTFT targets; `margins` has those of TPOT targets."""
+        """The margins of TTFT targets of classes that refuse; `margins` has those of TPOT targets."""
         self.tries: Final = Tries()
         self.answers = 0
         """The number of answers on all rows."""
@@ -433,7 +433,7 @@ class InflightLoad:
         booking.opened_s = now
         if booking.first_s < 0:
             booking.first_s = now
-        booking.began_tpot_ms = at.tpot_ms(self.faded(now))
+        booking.began_tpot_ms, booking.began_batch = at.tpot_ms(self.faded(now)), at.decoding
         at.limit(booking, now)
         self._update(booking)
 
@@ -468,6 +468,9 @@ class InflightLoad:
         predicted = (booking.began_tpot_ms + self.rows[row].tpot_ms(self.faded(now))) / 2
         token_ms = (now - booking.opened_s) * 1000.0 / (tokens - 1)
         self.step_model.steps_took(row, predicted, token_ms, booking.opened_s, now)
+        at = self.rows[row]
+        idle = max(1.0 - at.recent * self.faded(now), IDLE_MIN)
+        self.step_model.batch_took(row, (booking.began_batch + at.decoding) / 2, token_ms * idle)
         self._restate(now)
 
     def _restate(self, now: float) -> None:

@@ -17,10 +17,10 @@ class InflightRequest:
     """The bookings of one request. It has many attributes: each booked number is kept, to be taken back as it was."""
 
     __slots__ = (
-        "began_tpot_ms", "begins_s", "cached_tokens", "chunks", "context", "decode_life", "decode_row",
+        "began_batch", "began_tpot_ms", "begins_s", "cached_tokens", "chunks", "context", "decode_life", "decode_row",
         "first_margin", "first_s", "limits", "margin", "mean_tokens", "middle_tokens", "nth_prompt", "number",
         "opened_s", "pause_ms", "placed_s", "plain_ms", "prefill_life", "prefill_ms", "prefill_row", "prompt_tokens",
-        "pull", "seeded", "sent_s", "short_tokens", "stall_ms", "tpot_ms", "tried", "ttft_ms", "variance",
+        "pull", "seeded", "sent_s", "sheds", "short_tokens", "stall_ms", "tpot_ms", "tried", "ttft_ms", "variance",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +82,8 @@ class InflightRequest:
         self.margin = 0.0
         """The share of its target up to which predictions had room when it was let in (`Margins`); 0: it was let in for
         another reason, or has no target."""
+        self.sheds = False
+        """Its class refuses late requests."""
         self.first_margin = 0.0
         """The same share of its TTFT target; 0 again once its first token has come."""
         self.tried = False
@@ -90,6 +92,8 @@ class InflightRequest:
         """Its TTFT target."""
         self.limits: tuple[LengthLimit, ...] = ()
         """Its limits for a short answer and for a median one, if it has a TPOT target."""
+        self.began_batch = 0
+        """The number of answers there, its own included, when it began to decode."""
         self.began_tpot_ms = 0.0
         """The expected time per token when it began to decode."""
 

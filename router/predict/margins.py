@@ -5,9 +5,11 @@ beside it and a pause that is longer than foretold make the real time longer, by
 there is one margin for each target: the share of the target up to which a prediction has room. After each answer that
 was let in by a margin, the margin takes a step: down if the answer missed its target, up (`MISSED_AIM` as far) if not.
 In the long run the share of answers that miss is `MISSED_AIM` then, whatever the errors look like (adaptive conformal
-inference, Gibbs and Candès 2021), unless the margin is at one of its bounds. Only classes that refuse (`when_missed:
-shed`) learn: what they let in, they have promised. Where late requests are served, a narrow margin would make more
-requests late than it makes answers quick (docs/policy.md).
+inference, Gibbs and Candès 2021), unless the margin is at one of its bounds.
+
+Classes that refuse (`when_missed: shed`) have promised what they let in. Other classes have margins of their own with a
+wider aim, `SERVED_AIM`: a narrower margin makes more of their requests late, which are served as well, so it pays only
+where many answers miss (`TpotMargins`; docs/policy.md).
 
 Answers end seconds after they were let in. An answer that was let in under a much wider margin than the present one
 says nothing about the present one: the margin has taken its steps for such answers already (`STEPS_AHEAD`).
@@ -18,11 +20,17 @@ from __future__ import annotations
 import math
 from typing import Final
 
+import numpy as np
+
 from router.core.arrays import Floats
 
 MISSED_AIM: Final = 0.015
 """Share of answers let in that may miss: half of the 3 % that docs/policy.md allows. First tokens, and the time before
 a margin is learned, need the other half."""
+
+SERVED_AIM: Final = 0.1
+"""`MISSED_AIM` of classes that serve late requests: where more answers miss, an overload lasts, and fewer answers at a
+time keep more targets (docs/policy.md has the simulated figures)."""
 
 WIDEST: Final = 0.93
 """The share of a target at which a margin begins, and its upper bound: a request's own mean scatters around what is
@@ -102,3 +110,30 @@ class Margins:
         level = self._levels.get(target_ms, 0.0)
         if level < 0.0:
             self._levels[target_ms] = min(0.0, level + self.step)
+
+
+class TpotMargins:
+    """One router's margins for TPOT targets: those of classes that refuse, and those of all others."""
+
+    __slots__ = ("served", "shed")
+
+    def __init__(self) -> None:
+        self.shed: Final = Margins()
+        """Of classes that refuse."""
+        self.served: Final = Margins(aim=SERVED_AIM)
+        """Of classes that serve late requests."""
+
+    def of_class(self, *, sheds: bool) -> Margins:
+        """Those of a class."""
+        return self.shed if sheds else self.served
+
+    def limit_ms(self, target_ms: float) -> float:
+        """The predicted time per token up to which an instance whose strictest target this is has room; in ms. Which
+        class set the target is not known: the narrower margin counts.
+        """
+        return min(self.shed.limit_ms(target_ms), self.served.limit_ms(target_ms))
+
+    def limits_ms(self, targets_ms: Floats) -> Floats:
+        """`limit_ms` of many targets."""
+        limits: Floats = np.minimum(self.shed.limits_ms(targets_ms), self.served.limits_ms(targets_ms))
+        return limits

@@ -43,6 +43,9 @@ FEW = 4
 SURE = 20
 """After so many prompts, speeds without a cost profile are trusted."""
 
+STEEPEST: Final = 1.0
+"""The largest part of a lone answer's step by which one more answer is learned to lengthen it (`Speed.take_shape`)."""
+
 TOLD: Final = "told"
 LEARNED: Final = "learned"
 ASSUMED: Final = "assumed"
@@ -130,8 +133,9 @@ class Speed:
     """
 
     __slots__ = (
-        "capacity", "context", "decode_factor", "first", "floor", "kind", "lead", "make", "overhead", "prefill_factor",
-        "prompts", "prompts_shift", "request", "steps_seen", "steps_shift", "steps_since",
+        "by_batch", "capacity", "context", "decode_factor", "first", "floor", "kind", "lead", "make", "overhead",
+        "plain_floor", "plain_request", "prefill_factor", "prompts", "prompts_shift", "request", "steps_seen",
+        "steps_shift", "steps_since",
     )  # fmt: skip
 
     def __init__(self, make: Make, kind: int) -> None:
@@ -140,6 +144,11 @@ class Speed:
         """The number of the make."""
         self.prefill_factor: float = 1.0
         self.decode_factor: float = 1.0
+        self.plain_request: float = make.decode.request_ms
+        self.plain_floor: float = make.decode.requests_ms(0)
+        """`request` and `floor` without the factor."""
+        self.by_batch: Final = Fitted(trusted=False)
+        """Steps by their number of answers, as they were timed; learned only where costs are unknown."""
         self.request: float = make.decode.request_ms
         """Milliseconds that one more answer adds to a decode step, its context apart; factor included."""
         self.context: float = make.decode.context_ms
@@ -166,7 +175,19 @@ class Speed:
     def decode_ms(self, batch: int, context_tokens: float) -> float:
         """Milliseconds of a step that makes one token for each of `batch` answers, with so much context in all."""
         cost = self.make.decode
-        return (cost.requests_ms(batch) + cost.context_ms * context_tokens) * self.decode_factor
+        if self.make is UNKNOWN:
+            plain_ms = self.plain_floor + self.plain_request * batch
+        else:
+            plain_ms = cost.requests_ms(batch)
+        return (plain_ms + cost.context_ms * context_tokens) * self.decode_factor
+
+    def take_shape(self, ratio: float) -> None:
+        """One more answer lengthens a lone answer's step by this part of its floor: for an engine of unknown costs.
+        A lone answer's step stays as it is.
+        """
+        alone_ms = self.plain_floor + self.plain_request
+        self.plain_floor = alone_ms / (1.0 + ratio)
+        self.plain_request = alone_ms - self.plain_floor
 
     def least_ms(self) -> float:
         """Milliseconds of a step with one answer alone, without its context."""
@@ -175,7 +196,7 @@ class Speed:
     def beside_ms(self, batch: int, context_tokens: float) -> float:
         """Milliseconds that `batch` answers that decode there add to each step of a prompt."""
         cost = self.make.decode
-        added = cost.request_ms * batch + cost.context_ms * self.make.beside * context_tokens
+        added = self.plain_request * batch + cost.context_ms * self.make.beside * context_tokens
         return added * self.decode_factor
 
     def tier_worth(self, tier: str) -> float:
@@ -209,6 +230,8 @@ class StepModel:
         self._mirror: Final = Mirror(_MIRRORED)
         self._prompts_of: Final = Siblings()
         self._steps_of: Final = Siblings()
+        self._shape = UNKNOWN.decode.request_ms / UNKNOWN.decode.requests_ms(0)
+        """What was learned last of how a step grows with its answers, where costs are unknown (`Speed.take_shape`)."""
         self._restated: Final[set[int]] = set()
 
     def restated(self) -> list[int]:
@@ -231,6 +254,7 @@ class StepModel:
         self._steps_of.begin(row, unknown=unknown)
         if unknown:
             self._take_prompts(row, *self._prompts_of.lately)
+            self.rows[row].take_shape(self._shape)
             self._take_steps(row, self._steps_of.lately[0])
         self._mirror.changed(row)
 
@@ -241,9 +265,8 @@ class StepModel:
 
     def _take_steps(self, row: int, factor: float) -> None:
         at = self.rows[row]
-        cost = at.make.decode
-        at.decode_factor, at.request, at.context = factor, cost.request_ms * factor, cost.context_ms * factor
-        at.floor = cost.requests_ms(0) * factor
+        at.decode_factor, at.context = factor, at.make.decode.context_ms * factor
+        at.request, at.floor = at.plain_request * factor, at.plain_floor * factor
         self._restated.add(row)
         self._mirror.changed(row)
 
@@ -388,6 +411,24 @@ class StepModel:
             bound = _off_max(at.make, max(at.steps_seen, self._steps_of.legs(row)))
             self._take_steps(row, min(bound, max(1 / bound, at.decode_factor * times)))
 
+    def batch_took(self, row: int, batch: float, step_ms: float) -> None:
+        """Steps with so many answers took so long on average, prompts beside them left out: where costs are unknown,
+        learn which part of a step grows with its answers. What is predicted for this batch stays as it is.
+
+        Without it, a busy engine of unknown costs looks as slow to a lone answer as it is, and no admission by time per
+        token can work: one answer more or less makes no difference.
+        """
+        at = self.rows[row]
+        if at.make is not UNKNOWN or not (batch >= 1.0 and step_ms > 0):
+            return
+        at.by_batch.add(batch, step_ms)
+        slope, rest = at.by_batch.fit(1.0 / self._shape)
+        flattest = UNKNOWN.decode.request_ms / UNKNOWN.decode.requests_ms(0)
+        self._shape = min(STEEPEST, max(flattest, slope / rest if rest > 0 else STEEPEST))
+        before = at.plain_floor + at.plain_request * batch
+        at.take_shape(self._shape)
+        self._take_steps(row, at.decode_factor * before / (at.plain_floor + at.plain_request * batch))
+
     def steps_took(
         self, row: int, predicted_ms: float, observed_ms: float, began_s: float = 0.0, ended_s: float = 0.0
     ) -> None:
@@ -420,6 +461,7 @@ class StepModel:
             self._follow_steps(other)
         if at.make is UNKNOWN:
             for other in self._steps_of.unknown_timed(row, at.decode_factor, 0.0, first=seen < SURE):
+                self.rows[other].take_shape(self._shape)
                 self._take_steps(other, at.decode_factor)
 
 

@@ -122,8 +122,8 @@ class Placements:
             tpot_ms=wanted.tpot_ms or math.inf,
         )
         booking.cached_tokens = prices.cached_at(prompt_row)
+        booking.margin, booking.sheds = prices.margin_at(answer_row), wanted.sheds
         if wanted.sheds:
-            booking.margin = prices.margin_at(answer_row)
             # A request that an instance has failed says nothing of the margin by which it was let in.
             counts = prices.ttft_ms and not wanted.excluded and not tried
             booking.first_margin = inflight.first_margins.of(prices.ttft_ms) if counts else 0.0
@@ -261,7 +261,8 @@ class Placements:
         elif engine_ms is not None:
             observed_ms = engine_ms.token
         if observed_ms > 0:
-            self._fleet.inflight.margins.ended(booking.tpot_ms, booking.margin, observed_ms)
+            margins = self._fleet.inflight.margins.of_class(sheds=booking.sheds)
+            margins.ended(booking.tpot_ms, booking.margin, observed_ms)
 
     def let_go(self, expected: Placement, now: float) -> None:
         """The request has left the place it had."""

@@ -120,7 +120,7 @@ def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True, wei
     world = World(members, settings, policy=policy, model=MODEL, promises=promises, view=view)
     if not learns:
         inflight = world.view.all().inflight
-        inflight.margins.step = inflight.first_margins.step = 0.0
+        inflight.margins.shed.step = inflight.first_margins.step = 0.0
     if not weighs:
         for front in world.fronts:
             front.scheduler.scoring.shed_weight = 1.0

@@ -204,5 +204,5 @@ async def test_answers_that_end_at_their_limit_teach_how_full_engines_may_be(mon
         status, text, _ = await front.ask(body(), x_slo_class="tight", x_request_id="a")
         assert status == 200 and '"finish_reason":"length"' in text.replace(" ", "")
         await ended(front, "a")
-        margins = made[0].parts.scheduler.view.all().inflight.margins
+        margins = made[0].parts.scheduler.view.all().inflight.margins.shed
         assert margins.of(target_ms) < WIDEST

@@ -150,10 +150,11 @@ class Plain:
                 if wanted.late and len(taken) >= saturation._lanes(wanted.now, len(self.fleet), prefills):
                     found.open &= row in taken
             own_ms = wanted.tpot_ms or math.inf
-            alone_ms = make.decode.requests_ms(0) * step_model.rows[row].decode_factor + longer
+            alone_ms = step_model.rows[row].plain_floor * step_model.rows[row].decode_factor + longer
             if not wanted.sheds and alone_ms > own_ms:
                 own_ms = math.inf
-            limit_ms = min(inflight.margins.limit_ms(inflight.rows[row].strictest), inflight.margins.limit_ms(own_ms))
+            own_margins = inflight.margins.of_class(sheds=wanted.sheds)
+            limit_ms = min(inflight.margins.limit_ms(inflight.rows[row].strictest), own_margins.limit_ms(own_ms))
             found.answers &= bool(empty or found.tpot <= limit_ms)
         self._price(found, row, longer, idle)
         return found

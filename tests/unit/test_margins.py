@@ -7,7 +7,17 @@ from random import Random
 import numpy as np
 import pytest
 
-from router.predict.margins import FIRST_AIM, MISSED_AIM, NARROWEST, PROMPTLY, STEP, WIDEST, Margins
+from router.predict.margins import (
+    FIRST_AIM,
+    MISSED_AIM,
+    NARROWEST,
+    PROMPTLY,
+    SERVED_AIM,
+    STEP,
+    WIDEST,
+    Margins,
+    TpotMargins,
+)
 
 
 def test_margins_begin_at_the_widest_and_never_leave_their_bounds() -> None:
@@ -80,3 +90,26 @@ def test_first_tokens_have_bounds_and_an_aim_of_their_own() -> None:
     for _ in range(100):
         margins.ended(2000.0, margins.of(2000.0), 5000.0)
     assert margins.of(2000.0) == pytest.approx(NARROWEST)
+
+
+def test_classes_that_serve_late_requests_narrow_their_margin_only_where_many_answers_miss() -> None:
+    margins, rng = TpotMargins(), Random(3)
+    for _ in range(4000):
+        missed = rng.random() < SERVED_AIM / 2
+        margins.served.ended(40.0, margins.served.of(40.0), 50.0 if missed else 30.0)
+    assert margins.served.of(40.0) > 0.95 * WIDEST
+    for _ in range(4000):
+        missed = rng.random() < SERVED_AIM * 2
+        margins.served.ended(40.0, margins.served.of(40.0), 50.0 if missed else 30.0)
+    assert margins.served.of(40.0) == pytest.approx(NARROWEST, rel=0.05)
+    assert margins.shed.of(40.0) == WIDEST, "what one kind of class learns moves nothing of the other"
+
+
+def test_an_instance_keeps_the_narrower_margin_of_the_two_kinds_of_classes() -> None:
+    margins = TpotMargins()
+    margins.shed.ended(40.0, WIDEST, 50.0)
+    margins.served.ended(20.0, WIDEST, 30.0)
+    assert margins.limit_ms(40.0) == margins.shed.limit_ms(40.0) < 40.0 * WIDEST
+    assert margins.limit_ms(20.0) == margins.served.limit_ms(20.0) < 20.0 * WIDEST
+    targets = np.array([40.0, 20.0, 7.0])
+    assert margins.limits_ms(targets).tolist() == [margins.limit_ms(each) for each in targets.tolist()]

@@ -271,7 +271,7 @@ def test_only_complete_answers_teach_margins_also_if_cut_off_by_their_limit(cut_
         "the first token is a second late, and the margin learns this at once"
     )
     here.finish(context, WANTED.arrived + 2.0 + 0.05 * 19, 20, cut_off=cut_off, complete=complete)
-    assert (inflight.margins.of(40) < WIDEST) == complete
+    assert (inflight.margins.shed.of(40) < WIDEST) == complete
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -289,7 +289,8 @@ def test_answers_whose_clients_read_slowly_teach_nothing_of_their_engine(paused:
     row = here.view.get(InstanceId("p")).row, here.view.get(InstanceId("d")).row
     seen = sum(inflight.step_model.rows[each].steps_seen for each in row)
     assert seen == (0 if paused else 6)
-    assert inflight.margins.of(40) == WIDEST if paused else inflight.margins.of(40) < WIDEST
+    margins = inflight.margins.shed
+    assert margins.of(40) == WIDEST if paused else margins.of(40) < WIDEST
 
 
 def test_the_first_prompt_still_delays_answers_while_a_second_leg_is_sent() -> None:

@@ -1,6 +1,7 @@
 """The step model: the cost model's times by row of the fleet, and the factors that are learned from timed legs."""
 
 import math
+from random import Random
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from costs import shipped
 from costs.cost import Costs, costs_of
 from costs.hardware import gpu_named
 from costs.step import prompt
-from router.predict.step_model import ENOUGH, OFF_KNOWN, OFF_LEARNED, SURE, UNKNOWN, StepModel, make_of
+from router.predict.step_model import ENOUGH, OFF_KNOWN, OFF_LEARNED, STEEPEST, SURE, UNKNOWN, StepModel, make_of
 
 ROW = np.array([0])
 
@@ -139,6 +140,75 @@ def test_an_engine_without_costs_is_learned() -> None:
         made.steps_took(0, made.rows[0].decode_ms(1, 100), 160.0)
     assert made.rows[0].decode_ms(1, 100) == pytest.approx(160.0, rel=0.05)
     assert made.rows[0].request == pytest.approx(UNKNOWN.decode.request_ms * made.rows[0].decode_factor)
+
+
+def decoded(made: StepModel, row: int, batch: int, step_ms: float) -> None:
+    """An answer has ended that decoded beside others, on an engine that computed no prompts."""
+    made.steps_took(row, made.rows[row].decode_ms(batch, 0), step_ms)
+    made.batch_took(row, batch, step_ms)
+
+
+def test_how_a_step_grows_with_its_answers_is_learned_where_costs_are_unknown() -> None:
+    """Before, an engine that was seen with ten answers looked as slow to a lone one, and a target that it kept alone
+    looked out of reach.
+    """
+    made, rng = StepModel(), Random(1)
+    made.reach(2)
+    for _ in range(300):
+        batch = rng.randrange(4, 12)
+        decoded(made, 0, batch, (3.0 + 0.7 * batch) * rng.uniform(0.8, 1.25))
+    assert made.rows[0].decode_ms(1, 0) == pytest.approx(3.7, rel=0.2)
+    assert made.rows[0].decode_ms(10, 0) == pytest.approx(10.0, rel=0.1)
+    assert made.rows[0].least_ms() == pytest.approx(made.rows[0].decode_ms(1, 0))
+    assert made.rows[0].beside_ms(4, 0) == pytest.approx(4 * made.rows[0].request)
+
+
+def test_what_is_predicted_for_a_batch_stays_when_its_shape_is_learned() -> None:
+    made, rng = StepModel(), Random(2)
+    made.reach(1)
+    for _ in range(100):
+        batch = rng.randrange(2, 12)
+        made.steps_took(0, made.rows[0].decode_ms(batch, 0), 3.0 + batch)
+        before = made.rows[0].decode_ms(batch, 0)
+        made.batch_took(0, batch, 3.0 + batch)
+        assert made.rows[0].decode_ms(batch, 0) == pytest.approx(before)
+
+
+def test_equal_batches_say_nothing_of_the_shape() -> None:
+    made = StepModel()
+    made.reach(1)
+    for _ in range(300):
+        decoded(made, 0, 8, 12.0)
+    assert made.rows[0].decode_ms(8, 0) == pytest.approx(12.0, rel=0.01)
+    assert made.rows[0].decode_ms(1, 0) > 11.0, "as flat as it is assumed to be"
+
+
+def test_a_shape_is_bounded_whatever_was_decoded() -> None:
+    made, rng = StepModel(), Random(3)
+    made.reach(1)
+    for _ in range(200):
+        batch = rng.randrange(1, 40)
+        decoded(made, 0, batch, 0.01 + 5.0 * batch if rng.random() < 0.5 else 40.0 / batch)
+        at = made.rows[0]
+        assert at.floor > 0 and at.request > 0 and at.plain_request <= STEEPEST * at.plain_floor * 1.000001
+
+
+def test_an_engine_without_costs_that_was_never_timed_has_the_shape_of_the_others() -> None:
+    made, rng = StepModel(), Random(4)
+    made.reach(2)
+    made.look(np.arange(2))
+    for _ in range(100):
+        batch = rng.randrange(2, 12)
+        decoded(made, 0, batch, 3.0 + batch)
+    assert made.rows[1].decode_ms(10, 0) == pytest.approx(13.0, rel=0.3)
+    assert made.rows[1].decode_ms(1, 0) < 0.5 * made.rows[1].decode_ms(10, 0)
+
+
+def test_a_shape_that_costs_tell_is_not_learned() -> None:
+    made = step_model("H100")
+    for batch in range(1, 60):
+        decoded(made, 0, batch, 3.0 + 5.0 * batch)
+    assert made.rows[0].request == pytest.approx(costs().by_kind.decode.request_ms * made.rows[0].decode_factor)
 
 
 def test_one_wild_step_moves_little_once_more_are_known() -> None:

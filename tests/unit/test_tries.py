@@ -145,7 +145,7 @@ def test_an_answer_that_is_alone_widens_a_margin_that_is_too_narrow_for_it() -> 
     """
     target_ms = MAKE.decode.decode_ms / 0.7
     life = Life(Promise(ttft_ms=1000.0, tpot_ms=target_ms, sheds=True))
-    margins = life.inflight.margins
+    margins = life.inflight.margins.shed
     for _ in range(50):
         margins.ended(target_ms, margins.of(target_ms), 1e6)
     assert margins.of(target_ms) == NARROWEST < 0.7

@@ -13,6 +13,7 @@ from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import LENGTHS_UNKNOWN, MIDDLE, OUTPUT_UNKNOWN
 from router.predict.inflight_load import IDLE_MIN, SPREAD
+from router.predict.margins import Margins
 from router.predict.prefix_cache import Match
 
 LOOSE: Final = 5.0
@@ -110,7 +111,12 @@ class Figures:
         """The predicted TPOT, in ms, up to which the answer has room; infinite without a target. Callers set no limit
         at instances where the answer alone would miss its target (`hopeless_ms`): waiting would gain nothing there.
         """
-        return self.fleet.inflight.margins.limit_ms(self.tpot_ms or math.inf)
+        return self.margins.limit_ms(self.tpot_ms or math.inf)
+
+    @property
+    def margins(self) -> Margins:
+        """The margins of its class's TPOT targets."""
+        return self.fleet.inflight.margins.of_class(sheds=self.wanted.sheds)
 
     @property
     def hopeless_ms(self) -> float:

@@ -62,7 +62,7 @@ class Prices(RowPrices):
             return 0.0
         alone = not self.fleet.inflight.rows[row].decoding
         limit_ms = self.tpot_ms * WIDEST if alone else self.tpot_limit_ms()
-        return self.fleet.inflight.margins.of(self.tpot_ms) if self.tpot_at(row) <= limit_ms else 0.0
+        return self.margins.of(self.tpot_ms) if self.tpot_at(row) <= limit_ms else 0.0
 
     # --- effects on other requests ----------------------------------------------------------------------------------
 
