@@ -47,16 +47,11 @@ class InflightRequest:
         self.tpot_ms = tpot_ms
         self.prefill_row = -1
         self.prefill_life = -1
-        self.prefill_ms = 0.0
-        """The predicted time of its prompt; 0 once the prompt is computed."""
-        self.plain_ms = 0.0
-        """The time of its prompt by the cost profile alone."""
-        self.sent_s = 0.0
-        """The time at which its prompt can begin, once the engine's front end has passed it on; in seconds."""
-        self.begins_s = 0.0
-        """The predicted time at which its prompt begins, after those before it; in seconds."""
-        self.placed_s = 0.0
-        """The time at which its prompt was placed, in seconds."""
+        self.prefill_ms = self.plain_ms = 0.0
+        """The predicted time of its prompt, 0 once the prompt is computed; the same by the cost profile alone."""
+        self.placed_s = self.sent_s = self.begins_s = 0.0
+        """The times at which its prompt was placed, can begin once the engine's front end has passed it on, and is
+        predicted to begin after those before it; in seconds."""
         self.stall_ms = 0.0
         """For how long its prompt was predicted to keep answers there waiting."""
         self.nth_prompt = 0

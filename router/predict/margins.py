@@ -39,6 +39,10 @@ predicted for all."""
 NARROWEST: Final = 0.6
 """The lower bound: below it a fleet serves half of what it could, and something other than the margin is wrong."""
 
+SERVED_NARROWEST: Final = 0.8
+"""The same for classes that serve late requests. When engines that were slow for a while are quick again, a margin
+widens by a hundredth with each two or three answers, and until then requests wait for nothing."""
+
 STEP: Final = 0.04
 """The share of itself by which a margin narrows after an answer that missed."""
 
@@ -62,12 +66,14 @@ class Margins:
 
     __slots__ = ("_aim", "_levels", "_lowest", "_widest", "step")
 
-    def __init__(self, widest: float = WIDEST, aim: float = MISSED_AIM) -> None:
-        """`widest`: where a margin begins, and its upper bound. `aim`: the share that may miss."""
+    def __init__(self, widest: float = WIDEST, aim: float = MISSED_AIM, narrowest: float = NARROWEST) -> None:
+        """`widest`: where a margin begins, and its upper bound. `aim`: the share that may miss. `narrowest`: the lower
+        bound.
+        """
         self._levels: Final[dict[float, float]] = {}
         """By target: logarithm of its margin over the widest; above 0, what is saved."""
         self._widest: Final = widest
-        self._lowest: Final = math.log(NARROWEST / widest)
+        self._lowest: Final = math.log(narrowest / widest)
         self._aim: Final = aim
         self.step = STEP
 
@@ -120,7 +126,7 @@ class TpotMargins:
     def __init__(self) -> None:
         self.shed: Final = Margins()
         """Of classes that refuse."""
-        self.served: Final = Margins(aim=SERVED_AIM)
+        self.served: Final = Margins(aim=SERVED_AIM, narrowest=SERVED_NARROWEST)
         """Of classes that serve late requests."""
 
     def of_class(self, *, sheds: bool) -> Margins:

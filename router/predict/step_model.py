@@ -23,6 +23,7 @@ import numpy as np
 from costs.cost import Costs
 from costs.step import StepCost
 from router.core.arrays import Floats, Ints, Mirror
+from router.predict.batch_slope import BatchSlope
 from router.predict.fitted import Fitted
 from router.predict.level_shift import CONFIRMED, LevelShift
 from router.predict.siblings import Siblings
@@ -42,9 +43,6 @@ FEW = 4
 """So many timed answers make a decode step's time *learned*."""
 SURE = 20
 """After so many prompts, speeds without a cost profile are trusted."""
-
-STEEPEST: Final = 1.0
-"""The largest part of a lone answer's step by which one more answer is learned to lengthen it (`Speed.take_shape`)."""
 
 TOLD: Final = "told"
 LEARNED: Final = "learned"
@@ -107,6 +105,9 @@ def _unknown() -> Make:
 
 UNKNOWN: Final = _unknown()
 
+FLATTEST: Final = UNKNOWN.decode.request_ms / UNKNOWN.decode.requests_ms(0)
+"""The part of a step without answers by which an answer lengthens it, as long as nothing was learned."""
+
 
 def make_of(costs: Costs, *, capacity_tokens: int = 0, budget_tokens: int = 0) -> Make:
     """A make from the cost model; capacity and budget are used if the engine has reported them."""
@@ -124,7 +125,7 @@ def make_of(costs: Costs, *, capacity_tokens: int = 0, budget_tokens: int = 0) -
     )
 
 
-_MIRRORED: Final = ("kind", "prefill_factor", "request", "context", "floor", "lead")
+_MIRRORED: Final = ("kind", "prefill_factor", "request", "context", "floor", "floor_least", "lead")
 
 
 class Speed:
@@ -133,7 +134,7 @@ class Speed:
     """
 
     __slots__ = (
-        "by_batch", "capacity", "context", "decode_factor", "first", "floor", "kind", "lead", "make", "overhead",
+        "by_batch", "capacity", "context", "decode_factor", "first", "floor", "floor_least", "kind", "lead", "make", "overhead",
         "plain_floor", "plain_request", "prefill_factor", "prompts", "prompts_shift", "request", "steps_seen",
         "steps_shift", "steps_since",
     )  # fmt: skip
@@ -147,7 +148,7 @@ class Speed:
         self.plain_request: float = make.decode.request_ms
         self.plain_floor: float = make.decode.requests_ms(0)
         """`request` and `floor` without the factor."""
-        self.by_batch: Final = Fitted(trusted=False)
+        self.by_batch: Final = BatchSlope(FLATTEST)
         """Steps by their number of answers, as they were timed; learned only where costs are unknown."""
         self.request: float = make.decode.request_ms
         """Milliseconds that one more answer adds to a decode step, its context apart; factor included."""
@@ -156,6 +157,10 @@ class Speed:
         self.floor: float = make.decode.requests_ms(0)
         """Milliseconds of a decode step without answers; factor included. With `request`, it is the least that an
         answer's token takes there."""
+        self.floor_least: float = self.floor
+        """The least that `floor` may be: less only where costs are unknown (`BatchSlope.most`). A busy engine of
+        unknown costs looks too slow for a target that it would keep with fewer answers; if it got no limit for that, it
+        would stay as busy, and look so for ever."""
         self.first: float = make.first_ms
         """Milliseconds that a first token takes besides the engine's steps."""
         self.overhead: float = 0.0
@@ -174,11 +179,8 @@ class Speed:
 
     def decode_ms(self, batch: int, context_tokens: float) -> float:
         """Milliseconds of a step that makes one token for each of `batch` answers, with so much context in all."""
-        cost = self.make.decode
-        if self.make is UNKNOWN:
-            plain_ms = self.plain_floor + self.plain_request * batch
-        else:
-            plain_ms = cost.requests_ms(batch)
+        cost, learned_ms = self.make.decode, self.plain_floor + self.plain_request * batch
+        plain_ms = learned_ms if self.make is UNKNOWN else cost.requests_ms(batch)
         return (plain_ms + cost.context_ms * context_tokens) * self.decode_factor
 
     def take_shape(self, ratio: float) -> None:
@@ -190,8 +192,8 @@ class Speed:
         self.plain_request = alone_ms - self.plain_floor
 
     def least_ms(self) -> float:
-        """Milliseconds of a step with one answer alone, without its context."""
-        return self.floor + self.request
+        """The least milliseconds that a step with one answer alone may take, without its context."""
+        return self.floor_least + self.request
 
     def beside_ms(self, batch: int, context_tokens: float) -> float:
         """Milliseconds that `batch` answers that decode there add to each step of a prompt."""
@@ -230,7 +232,7 @@ class StepModel:
         self._mirror: Final = Mirror(_MIRRORED)
         self._prompts_of: Final = Siblings()
         self._steps_of: Final = Siblings()
-        self._shape = UNKNOWN.decode.request_ms / UNKNOWN.decode.requests_ms(0)
+        self._shape = FLATTEST
         """What was learned last of how a step grows with its answers, where costs are unknown (`Speed.take_shape`)."""
         self._restated: Final[set[int]] = set()
 
@@ -267,6 +269,10 @@ class StepModel:
         at = self.rows[row]
         at.decode_factor, at.context = factor, at.make.decode.context_ms * factor
         at.request, at.floor = at.plain_request * factor, at.plain_floor * factor
+        at.floor_least = at.floor
+        if at.make is UNKNOWN:
+            batch = at.by_batch.batch
+            at.floor_least *= (1.0 + at.plain_request / at.plain_floor * batch) / (1.0 + at.by_batch.most() * batch)
         self._restated.add(row)
         self._mirror.changed(row)
 
@@ -421,11 +427,9 @@ class StepModel:
         at = self.rows[row]
         if at.make is not UNKNOWN or not (batch >= 1.0 and step_ms > 0):
             return
-        at.by_batch.add(batch, step_ms)
-        slope, rest = at.by_batch.fit(1.0 / self._shape)
-        flattest = UNKNOWN.decode.request_ms / UNKNOWN.decode.requests_ms(0)
-        self._shape = min(STEEPEST, max(flattest, slope / rest if rest > 0 else STEEPEST))
         before = at.plain_floor + at.plain_request * batch
+        at.by_batch.add(batch, step_ms)
+        self._shape = at.by_batch.ratio()
         at.take_shape(self._shape)
         self._take_steps(row, at.decode_factor * before / (at.plain_floor + at.plain_request * batch))
 
@@ -450,6 +454,7 @@ class StepModel:
         rate = max(FACTOR_RATE, 1.0 / (at.steps_since + 2))
         if at.steps_shift.seen(off, began_s, ended_s):
             off, rate, at.steps_since = math.log(at.steps_shift.times), 1.0, CONFIRMED
+            at.by_batch.times(at.steps_shift.times)
         elif at.steps_since >= FEW:
             off = min(CLIP, max(-CLIP, off))
         at.steps_since += 1

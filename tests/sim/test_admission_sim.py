@@ -148,10 +148,11 @@ def test_an_overload_that_lasts_does_not_make_all_requests_late() -> None:
     assert last.mean() > first.mean() - 0.1
 
 
-def test_engines_of_unknown_costs_are_not_flooded_in_an_overload() -> None:
+@pytest.mark.parametrize(("gap_s", "least"), [(0.02, 0.8), (0.016, 0.7), (0.011, 0.45)])
+def test_engines_of_unknown_costs_are_not_flooded_in_an_overload(gap_s: float, least: float) -> None:
     """Each answer lengthens their steps by a sixth of a lone one's. Before, the router took a step's time under load
-    for a lone answer's: the target then looked out of reach with one answer, so no limit was kept, and 0.08 of all
-    requests were in time.
+    for a lone answer's: the target then looked out of reach with one answer, so no limit was kept, and 0.55, 0.08 and
+    0.02 of all requests were in time.
     """
     steep = Linear(step=3_000_000, token=10_000, request=500_000, context=0)
     fleet = [replace(each, costs=steep) for each in members(B, B, config={"num_blocks": 4000, "max_num_seqs": 64})]
@@ -164,9 +165,9 @@ def test_engines_of_unknown_costs_are_not_flooded_in_an_overload() -> None:
         promises={"": promise},
         view=FleetView(lambda _: None),
     )
-    result = world.run(load(3, 1200, 0.016))
+    result = world.run(load(3, round(16 / gap_s), gap_s))
     met = result.met(Targets(promise.ttft_ms, None, promise.tpot_ms, None), {})
-    assert min(part.mean() for part in np.array_split(met, 4)) > 0.7
+    assert min(part.mean() for part in np.array_split(met, 4)) > least
 
 
 def test_late_prompts_are_served_by_the_whole_fleet_once_nothing_else_comes() -> None:

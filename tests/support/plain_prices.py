@@ -150,7 +150,7 @@ class Plain:
                 if wanted.late and len(taken) >= saturation._lanes(wanted.now, len(self.fleet), prefills):
                     found.open &= row in taken
             own_ms = wanted.tpot_ms or math.inf
-            alone_ms = step_model.rows[row].plain_floor * step_model.rows[row].decode_factor + longer
+            alone_ms = step_model.rows[row].floor_least + longer
             if not wanted.sheds and alone_ms > own_ms:
                 own_ms = math.inf
             own_margins = inflight.margins.of_class(sheds=wanted.sheds)

@@ -13,6 +13,7 @@ from router.predict.margins import (
     NARROWEST,
     PROMPTLY,
     SERVED_AIM,
+    SERVED_NARROWEST,
     STEP,
     WIDEST,
     Margins,
@@ -101,7 +102,7 @@ def test_classes_that_serve_late_requests_narrow_their_margin_only_where_many_an
     for _ in range(4000):
         missed = rng.random() < SERVED_AIM * 2
         margins.served.ended(40.0, margins.served.of(40.0), 50.0 if missed else 30.0)
-    assert margins.served.of(40.0) == pytest.approx(NARROWEST, rel=0.05)
+    assert margins.served.of(40.0) == pytest.approx(SERVED_NARROWEST, rel=0.05)
     assert margins.shed.of(40.0) == WIDEST, "what one kind of class learns moves nothing of the other"
 
 

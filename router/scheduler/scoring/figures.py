@@ -109,7 +109,8 @@ class Figures:
 
     def tpot_limit_ms(self) -> float:
         """The predicted TPOT, in ms, up to which the answer has room; infinite without a target. Callers set no limit
-        at instances where the answer alone would miss its target (`hopeless_ms`): waiting would gain nothing there.
+        at instances where the answer alone would certainly miss its target (`hopeless_ms`, `Speed.floor_least`):
+        waiting would gain nothing there.
         """
         return self.margins.limit_ms(self.tpot_ms or math.inf)
 

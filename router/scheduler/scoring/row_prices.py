@@ -151,7 +151,7 @@ class RowPrices(Figures):
             for row in rows:
                 load = loads[row]
                 if load.decoding:
-                    own_ms = limit_ms if speeds[row].floor + times.longer[row] <= hopeless_ms else math.inf
+                    own_ms = limit_ms if speeds[row].floor_least + times.longer[row] <= hopeless_ms else math.inf
                     until_ms = min(margins.limit_ms(load.strictest), own_ms)
                     if times.used[row] * self.tpot_unit > until_ms:
                         self._answers[row] = False

@@ -41,7 +41,7 @@ class Shortlist:
             of.ttft_unit = LOOSE * (float(self.alone[rows].min()) if len(rows) else math.inf)
         longer: Floats = step_model.column("context") * of.context
         longer += step_model.column("request")
-        self._alone_ms: Final[Floats] = longer + step_model.column("floor")
+        self._alone_ms: Final[Floats] = longer + step_model.column("floor_least")
         per_ms = inflight.idle(wanted.now)
         np.divide(1.0 / of.tpot_unit, per_ms, out=per_ms)
         self._used: Final[Floats] = (inflight.column("step") + longer) * per_ms
