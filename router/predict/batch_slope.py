@@ -1,9 +1,9 @@
 """How much one more answer lengthens an engine's decode steps, learned from answers of batches of several sizes. Pure.
 
 A line through steps by their number of answers, by least squares with forgetting. While batches are alike, the line is
-drawn towards what is assumed. Engines become faster and slower, too, and are fuller while they are slow: after a shift
-of its speed the engine's former steps are scaled (`times`), and steps far from the line are taken as if they were nearer
-(`NEAR`).
+drawn towards what is assumed. Engines become faster and slower, too, and are fuller while they are slow: after a
+shift of its speed the former steps of an engine are scaled (`times`), and steps far from the line are taken as if they
+were nearer (`NEAR`).
 """
 
 from __future__ import annotations

@@ -134,9 +134,9 @@ class Speed:
     """
 
     __slots__ = (
-        "by_batch", "capacity", "context", "decode_factor", "first", "floor", "floor_least", "kind", "lead", "make", "overhead",
-        "plain_floor", "plain_request", "prefill_factor", "prompts", "prompts_shift", "request", "steps_seen",
-        "steps_shift", "steps_since",
+        "by_batch", "capacity", "context", "decode_factor", "first", "floor", "floor_least", "kind", "lead", "make",
+        "overhead", "plain_floor", "plain_request", "prefill_factor", "prompts", "prompts_shift", "request",
+        "steps_seen", "steps_shift", "steps_since",
     )  # fmt: skip
 
     def __init__(self, make: Make, kind: int) -> None:

@@ -449,6 +449,7 @@ async def test_a_broken_stream_without_another_instance_ends_with_an_error(start
     assert len(errors(events)) == 1
 
 
+@pytest.mark.timed
 async def test_a_d_that_hangs_after_the_seed_is_left_for_another(start: Starter) -> None:
     fleet = await start(pins=True, decode=2, stall_s=0.3)
     first = fleet.engines["decode-0"]
