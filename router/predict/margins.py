@@ -134,8 +134,8 @@ class TpotMargins:
         return self.shed if sheds else self.served
 
     def limit_ms(self, target_ms: float) -> float:
-        """The predicted time per token up to which an instance whose strictest target this is has room; in ms. Which
-        class set the target is not known: the narrower margin counts.
+        """The predicted time per token, in ms, up to which an instance with this strictest target has room. The target
+        may be of either kind of class: the narrower margin counts.
         """
         return min(self.shed.limit_ms(target_ms), self.served.limit_ms(target_ms))
 

@@ -97,7 +97,7 @@ async def test_they_and_chats_get_places_in_turn(cast: Cast, monkeypatch: pytest
 
     def changed(dispatch: Dispatch) -> None:
         made.append(dispatch)
-        if not frozen:  # it wakes all requests, and would hide whom the ends of answers wake
+        if not frozen:  # it wakes all requests, and would hide which ones the ends of answers wake
             fleet_changed(dispatch)
 
     monkeypatch.setattr(Dispatch, "fleet_changed", changed)

@@ -9,7 +9,8 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.core.values import Wanted
 from router.fleet.view import FleetView
-from router.scheduler.flow_control.queue import AGED_SHARE, AGING_S_MIN, FAIR_MS, FlowControlQueue
+from router.scheduler.flow_control.aged_share import AGED_SHARE
+from router.scheduler.flow_control.queue import AGING_S_MIN, FAIR_MS, FlowControlQueue
 from router.scheduler.flow_control.saturation import AHEAD_MS, IN_TIME_S, IN_TIME_SPARE, SaturationDetector
 
 ANY = Wanted(model="m", hand_over=True, prompt_tokens=1000, ttft_ms=500.0)
@@ -124,8 +125,8 @@ def test_late_requests_that_have_aged_get_a_share_while_others_can_be_in_time() 
     line.age(AGING_S_MIN)
     now, served = AGING_S_MIN, list[object]()
     for at in range(200):
-        for whose in ("old", "new"):  # of 1,200 ms of work that come, 600 can be done
-            enter(line, f"{whose} more {at}", now=now, work_ms=600.0, late=whose == "old")
+        for age in ("old", "new"):  # of 1,200 ms of work that come, 600 can be done
+            enter(line, f"{age} more {at}", now=now, work_ms=600.0, late=age == "old")
         (who,) = line.call_first()
         line.leave(who, placed=True)
         line.took(600.0, now, late=str(who).startswith("old"))

@@ -7,9 +7,8 @@ deadlines. If not all of them can be in time, the queue gives up those with the 
 Moore and Hodgson's rule, which leaves the fewest jobs late on one machine; the fleet counts as one machine, with the
 rate that it was seen to have.) A request that is given up is *late*. As its class says, it is served once no request
 waits that can be in time, or refused, or held to its class's second promise. A late request is *aged* once `AGING`
-times its target has passed since its arrival: aged requests get `AGED_SHARE` of the fleet's work while others wait that
-can be in time. (If they went before all others, an overload that lasts would make every request late: each aged one
-takes the place of one that can be in time, and that one ages next.) Requests without a target are due in `PATIENCE_S`.
+times its target has passed since its arrival: aged requests get a part of the fleet's work (`aged_share`) while others
+wait that can be in time. Requests without a target are due in `PATIENCE_S`.
 """
 
 from __future__ import annotations
@@ -22,14 +21,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from router.core.values import Wanted
+from router.scheduler.flow_control.aged_share import AgedShare
 from router.scheduler.flow_control.sizes import GivenUp
+from router.scheduler.flow_control.work_rate import WorkRate
 
 AGING: Final = 5.0
 AGING_S_MIN: Final = 10.0
 """The least time from its arrival until a late request is aged, whatever its target."""
-
-AGED_SHARE: Final = 0.125
-"""The part of the fleet's work that aged requests get while requests wait that can be in time."""
 
 PATIENCE_S: Final = 30.0
 
@@ -40,9 +38,6 @@ deadlines stop to count: short bursts do not break the order of deadlines."""
 SMALL_OCTAVE: Final = 13
 """Requests that need less memory than 2**13 tokens, prompt and answer together, are alike: an engine's KV cache holds
 tens of thousands at least."""
-
-RATE_S: Final = 2.0
-"""The time over which the fleet's rate of taking work is averaged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,14 +101,8 @@ class FlowControlQueue:
         """By tenant: the work it has got, divided by its share."""
         self._most = 0.0
         """The largest of these."""
-        self._aged = 0
-        """The number of aged requests."""
-        self._owed_ms = 0.0
-        """Work that aged requests may still have of their share: the first of them goes before all others once this is
-        as much as its own work."""
-        self._rate = 0.0
-        """Milliseconds of work a second that the fleet takes; 0: not seen yet."""
-        self._rate_at = -1.0
+        self._aged: Final = AgedShare()
+        self._rate: Final = WorkRate()
         self.given_up: Final = GivenUp()
         """How often prompts of each size were given up."""
 
@@ -188,7 +177,7 @@ class FlowControlQueue:
         if entry is not None:
             self._take_out(entry)
             self._patient -= not entry.promised
-            self._aged -= entry.aged
+            self._aged.waiting -= entry.aged
         return entry
 
     def _take_out(self, entry: _Waiter) -> None:
@@ -264,7 +253,7 @@ class FlowControlQueue:
         """Requests with a smaller number go first."""
         if not entry.aged:
             return 3 if entry.late else 1
-        return 0 if self._owed_ms >= entry.work_ms else 2
+        return 0 if self._aged.due(entry.work_ms) else 2
 
     # --- accounting ---------------------------------------------------------------------------------------------------
 
@@ -275,32 +264,12 @@ class FlowControlQueue:
 
     def took(self, work_ms: float, now: float, *, late: bool = False) -> None:
         """The fleet has taken a prompt: update the rate, if requests wait, and what aged requests may have."""
-        if not self._aged:
-            self._owed_ms = 0.0
-        elif late:
-            self._owed_ms = max(0.0, self._owed_ms - work_ms)
-        else:
-            self._owed_ms += AGED_SHARE / (1.0 - AGED_SHARE) * work_ms
-        if not self._entries:
-            self._rate_at = -1.0
-            return
-        if self._rate_at < 0:
-            self._rate_at = now
-            return
-        gap = max(1e-6, now - self._rate_at)
-        self._rate_at = now
-        part = 1.0 - math.exp(-gap / RATE_S)
-        self._rate += part * (work_ms / gap - self._rate)
-
-    def _rate_ms(self, servers: float) -> float:
-        """Milliseconds of work a second that `servers` instances do for this queue: as seen, at least a quarter of what
-        all could do.
-        """
-        return max(self._rate, 250.0 * servers) if self._rate else 1000.0 * servers
+        self._aged.took(work_ms, late=late)
+        self._rate.took(work_ms, now, waiting=bool(self._entries))
 
     def drains_s(self, servers: float) -> float:
         """The seconds until all waiting requests would be served. `servers`: see `hopeless`."""
-        return sum(entry.work_ms for entry in self._entries.values()) / self._rate_ms(servers)
+        return sum(entry.work_ms for entry in self._entries.values()) / self._rate.of(servers)
 
     def hopeless(self, now: float, servers: float, whose: str = "") -> list[object]:
         """The requests that cannot be in time any more: they are late from now on. Those with the most work are given
@@ -311,7 +280,7 @@ class FlowControlQueue:
             servers: the instances that may compute their prompts; of several routers, this one's part of them.
             whose: the tenant that they are reserved for, or the name of all others.
         """
-        rate = self._rate_ms(servers)
+        rate = self._rate.of(servers)
         waiting = sorted(
             (
                 each
@@ -351,7 +320,7 @@ class FlowControlQueue:
                 self._take_out(entry)
                 entry.aged, entry.due, entry.aged_at = True, 0.0, math.inf
                 self._insert(entry)
-                self._aged += 1
+                self._aged.waiting += 1
 
 
 def _kind(wanted: Wanted) -> Hashable:
