@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 PRIOR_SPREAD, PRIOR_COUNT = 0.5, 10.0
-"""The prior counts as `PRIOR_COUNT` observations whose sizes scatter by the share `PRIOR_SPREAD`."""
+"""The prior counts as `PRIOR_COUNT` observations whose sizes scatter by the share `PRIOR_SPREAD`, if no other is
+given."""
 
 TOGETHER_S: Final = 0.001
 """Work that ends within this time has ended with one engine step, and is one observation."""
@@ -34,6 +35,8 @@ class Fitted:
     """The weight of one observation, once there are as many as its inverse."""
     trusted: bool = True
     """`plain` comes from costs of this very work."""
+    spread: float = PRIOR_SPREAD
+    """The share by which the prior's sizes scatter."""
     count: float = 0.0
     """The number of observations, ever."""
     recent: float = 0.0
@@ -63,11 +66,16 @@ class Fitted:
         self.both *= factor
         self.recent = min(self.recent, weight)
 
+    @property
+    def drawn(self) -> float:
+        """The weight of the prior against `variance`, once there is an observation."""
+        return (self.spread * self.plain) ** 2 * PRIOR_COUNT / self.recent
+
     def fit(self, base: float = 0.0) -> tuple[float, float]:
         """Slope and rest (ms) of at least one observation; the rest is not negative. `base`: the rest over the slope,
         as other instances have shown it.
         """
-        drawn = (PRIOR_SPREAD * self.plain) ** 2 * PRIOR_COUNT / self.recent
+        drawn = self.drawn
         expected = 1.0 if self.trusted or self.plain <= 0 else self.observed / (self.plain + base)
         slope = (self.both + expected * drawn) / (self.variance + drawn) if self.variance + drawn > 0 else expected
         slope = max(slope, 0.0)
