@@ -5,11 +5,11 @@
 
 Each connector gets two engines of its own, on one of this machine's cores each or on its GPUs: vLLM's pull connector
 unchanged (NIXL's progress thread spins), the same tuned (that thread paced, as Baton's launcher does, and a shorter
-lease), vLLM's push connector tuned likewise, and Baton's. The engines are alike in everything else. On CPU all of them
-but the spinning one run at the same time and are measured by turns, a few seconds each. Machines get faster and slower
-by the minute: of two connectors measured one after the other the second may seem better by a third. Two models: the one
-that ships (2 KB of KV a token) and one of random weights with 64 KB a token, at which a hand-over takes a measurable
-time.
+lease), vLLM's push connector tuned likewise, and Baton's. The engines are alike in everything else. All of them but
+the spinning one run at the same time, if the memory of the GPUs holds them, and are measured by turns, a few seconds
+each. Machines get faster and slower by the minute: of two connectors measured one after the other the second may seem
+better by a third. Two models: the one that ships (2 KB of KV a token) and one of random weights with 64 KB a token, at
+which a hand-over takes a measurable time.
 
 `hand-over` is the time from P's answer to D's first token, less the median of D's later steps in the same run. It is
 measured alone; alone while P computes other prompts without a pause; with eight holds pulled at once while P is idle;
@@ -28,6 +28,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,12 +40,14 @@ from bench.pair import Engines
 from bench.published import Table, machine, note_of, publish, result, save, say, show, target
 from cluster.instance import Role
 from engine.vllm.hardware import find_hardware
+from engine.vllm.placement import CudaGpu
 
 ON_CPU: Final = "tiny,fat"
 TURNS: Final = 8
-"""Turns of five hand-overs each: forty for each figure that is measured one by one."""
+"""Turns of five hand-overs each, if `--turns` says nothing: forty for each figure that is measured one by one."""
 RESTS_S: Final = 1.3
-"""After each step vLLM's workers spin for a second: no connector is measured beside that."""
+"""After each step vLLM's workers spin for a second: no connector is measured beside that. Hosts of GPUs have cores for
+all."""
 WAYS: Final = ("alone", "busy", "eight", "loop")
 TITLES: Final = ("alone", "alone, P busy", "eight at once", "eight in a loop")
 
@@ -90,16 +93,43 @@ CONTESTANTS: Final = {
 }
 
 
-ON_GPU: Final = ("--kv-cache-memory-bytes", str(8 << 30), "--enforce-eager")
-"""Flags of engines on GPUs: both start at the same time, and compile nothing. The step without CUDA graphs is slower
-for all connectors alike."""
+GPU_KV_GIB: Final = 4
+"""KV memory of an engine on a GPU: twice what eight prompts of 1,900 tokens take at 128 KB a token."""
+GPU_BESIDES_GIB: Final = 2.5
+"""What an engine takes of a GPU besides weights and KV: CUDA's context, activations of a step."""
+GRAPHS: Final = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
+"""CUDA graphs for decode steps, as users have them; nothing is compiled, which takes a minute."""
+ON_GPU: Final = ("--kv-cache-memory-bytes", str(GPU_KV_GIB << 30), "--gpu-memory-utilization", "0.1",
+                 "--compilation-config", json.dumps(GRAPHS))  # fmt: skip
+"""Flags of engines on GPUs. All start at the same time, and each finds a tenth of the memory free, which vLLM wants."""
 
 
-def groups(only: Sequence[str], *, one_by_one: bool) -> list[dict[str, Contestant]]:
-    """The connectors that are measured at the same time: those that are idle without requests."""
-    alone = [{name: CONTESTANTS[name]} for name in only if one_by_one or not CONTESTANTS[name].paced]
-    together = {name: CONTESTANTS[name] for name in only if not one_by_one and CONTESTANTS[name].paced}
-    return alone + ([together] if together else [])
+def groups(only: Sequence[str], pairs: int = len(CONTESTANTS)) -> list[dict[str, Contestant]]:
+    """The connectors that are measured at the same time: those that are idle without requests, `pairs` of them at most.
+
+    A connector that uses another one's engines is in the other's group, and takes no room.
+    """
+    alone = [{name: CONTESTANTS[name]} for name in only if not CONTESTANTS[name].paced]
+    together: list[dict[str, Contestant]] = []
+    for name in (each for each in only if CONTESTANTS[each].paced):
+        host = next((group for group in together if CONTESTANTS[name].beside in group), None)
+        room = host if host is not None else next((group for group in together if _pairs(group) < pairs), None)
+        if room is None:
+            together.append(room := {})
+        room[name] = CONTESTANTS[name]
+    return alone + together
+
+
+def _pairs(group: Mapping[str, Contestant]) -> int:
+    return sum(each.beside not in group for each in group.values())
+
+
+def pairs_at_once(model: Model, gpus: Sequence[CudaGpu]) -> int:
+    """How many pairs of engines these GPUs' memory holds, one at the least; without GPUs: all."""
+    if not gpus:
+        return len(CONTESTANTS)
+    gib = sum(gpu.memory_mib for gpu in gpus) / 1024
+    return max(1, int(gib / (2 * (model.weights_gib + GPU_KV_GIB + GPU_BESIDES_GIB))))
 
 
 def engines(contestant: Contestant, model: Model, folder: Path, gpus: Sequence[str] = ()) -> Engines:
@@ -120,35 +150,60 @@ def engines(contestant: Contestant, model: Model, folder: Path, gpus: Sequence[s
 
 
 def run(
-    contestants: Mapping[str, Contestant], model: Model, folder: Path, gpus: Sequence[str], *, quick: bool
+    contestants: Mapping[str, Contestant], model: Model, folder: Path, gpus: Sequence[str], *, turns: int, storm: int
 ) -> dict[str, dict[str, Any]]:
-    """All figures of these connectors with one model, measured by turns."""
+    """All figures of these connectors with one model, measured by turns; `storm`: clients that leave at once."""
     with ExitStack() as stack:
+        own = {name: each for name, each in contestants.items() if each.beside not in contestants}
+        for name in own:
+            (folder / name).mkdir()
+        with ThreadPoolExecutor(len(own) if gpus else 1) as pool:  # two cores start one pair after the other
+            pairs = pool.map(lambda name: stack.enter_context(engines(own[name], model, folder / name, gpus)), own)
+            started = dict(zip(own, pairs, strict=True))
         fleets: dict[str, Fleet] = {}
         for name, each in contestants.items():
-            if each.beside in fleets:
-                two = fleets[each.beside].engines
-            else:
-                place = folder / name
-                place.mkdir()
-                two = stack.enter_context(engines(each, model, place, gpus))
+            two = started[name if name in own else each.beside]
             fleets[name] = Fleet(two, ours=each.ours, together=each.together, seed=len(fleets))
         figures: dict[str, dict[str, Any]] = {name: {"lengths": {}} for name in fleets}
         for length in LENGTHS:
             say(f"{', '.join(each.name for each in contestants.values())}: {model.name}, {length} tokens")
-            for name, ways in _measure(fleets, length, quick=quick).items():
+            rest_s = 0.0 if gpus or len(fleets) == 1 else RESTS_S
+            seen = _measure(fleets, length, turns, rest_s)
+            for name, ways in seen.items():
                 figures[name]["lengths"][str(length)] = ways
-        for name, fleet in fleets.items():
+            say(_medians(seen))
+
+        def besides(name: str) -> dict[str, Any]:
             say(f"{contestants[name].name}, {model.name}, idle and given up")
-            figures[name] |= _besides(fleet, figures[name]["lengths"][str(LENGTHS[-1])], quick=quick)
+            return _besides(fleets[name], figures[name]["lengths"][str(LENGTHS[-1])], storm)
+
+        # Those that share engines would count each other's holds, and on two cores engines slow each other.
+        for names in _apart(contestants) if gpus else [[name] for name in fleets]:
+            with ThreadPoolExecutor(len(names)) as pool:
+                for name, told in zip(names, pool.map(besides, names), strict=True):
+                    figures[name] |= told
     return figures
 
 
-def _besides(fleet: Fleet, longest: Mapping[str, Any], *, quick: bool) -> dict[str, Any]:
+def _medians(seen: Mapping[str, Mapping[str, Any]]) -> str:
+    """What one length gave, in a line for each way: a run that is cut off has not measured in vain."""
+    lines = []
+    for way in WAYS:
+        told = (f"{name} {mine[way]['hand_over_ms']:.1f} + {mine[way]['step_ms']:.2f}" for name, mine in seen.items())
+        lines.append(f"  {way}: {', '.join(told)} ms")
+    return "\n".join(lines)
+
+
+def _apart(contestants: Mapping[str, Contestant]) -> list[list[str]]:
+    """First those with engines of their own, all at once; then the others."""
+    own = [name for name, each in contestants.items() if each.beside not in contestants]
+    return [names for names in (own, [name for name in contestants if name not in own]) if names]
+
+
+def _besides(fleet: Fleet, longest: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Bytes a second, cores, and the fate of given-up holds."""
     time.sleep(RESTS_S)
     idle, holding = fleet.idle_cores()
-    count = 40 if quick else 200
     figures = {
         "bytes_per_s": fleet.rate(),
         "idle_cores": idle,
@@ -161,7 +216,7 @@ def _besides(fleet: Fleet, longest: Mapping[str, Any], *, quick: bool) -> dict[s
     return {**figures, **storm, "held_at_the_end": fleet.held_blocks()}
 
 
-def _measure(fleets: Mapping[str, Fleet], length: int, *, quick: bool) -> dict[str, dict[str, Any]]:
+def _measure(fleets: Mapping[str, Fleet], length: int, turns: int, rest_s: float) -> dict[str, dict[str, Any]]:
     """By connector, each way of handing over: some of it with each, then some more with each."""
     for fleet in fleets.values():
         for _ in range(2):
@@ -174,10 +229,9 @@ def _measure(fleets: Mapping[str, Fleet], length: int, *, quick: bool) -> dict[s
     }
     seen: dict[str, dict[str, list[Seen]]] = {name: {way: [] for way in WAYS} for name in fleets}
     for way in WAYS:
-        for _ in range(1 if quick else TURNS):
+        for _ in range(turns):
             for name, fleet in fleets.items():
-                if len(fleets) > 1:
-                    time.sleep(RESTS_S)
+                time.sleep(rest_s)
                 seen[name][way] += ways[way](fleet)
     return {name: {way: summary(found) for way, found in mine.items()} for name, mine in seen.items()}
 
@@ -256,7 +310,7 @@ def _choice(model: str, by_name: Mapping[str, Any]) -> dict[str, Any]:
     return told
 
 
-def gpus_here() -> tuple[str, ...]:
+def gpus_here() -> tuple[CudaGpu, ...]:
     """This machine's GPUs, one or two of them.
 
     Raises:
@@ -268,18 +322,26 @@ def gpus_here() -> tuple[str, ...]:
         say(f"bench-handoff: --gpu: {why} (nvidia-smi lists none, or vLLM here is the build for CPUs: "
             "`make clean setup DEVICE=gpu`)")  # fmt: skip
         raise SystemExit(2)
-    return tuple(gpu.id for gpu in found.gpus[:2])
+    return tuple(found.gpus[:2])
+
+
+def usual_contestants(*, gpu: bool) -> tuple[str, ...]:
+    """The connectors of a whole run. On GPUs without vLLM's untuned one: it differs by a core that spins, and a host of
+    GPUs has cores enough.
+    """
+    return tuple(name for name in CONTESTANTS if not gpu or name != "stock")
 
 
 def missing(only: Sequence[str] | None, models: Sequence[str] | None, into: Path | None, *, gpu: bool) -> list[str]:
     """Connectors and models of a whole run that neither this run measures nor `into` has; None: all of them."""
     usual = [EIGHT_B.name] if gpu else ON_CPU.split(",")
+    wanted = usual_contestants(gpu=gpu)
     kept = _kept(into)
     return [
         f"{name} of {model}"
         for model in usual
-        for name in CONTESTANTS
-        if name not in kept.get(model, {}) and not (name in (only or CONTESTANTS) and model in (models or usual))
+        for name in wanted
+        if name not in kept.get(model, {}) and not (name in (only or wanted) and model in (models or usual))
     ]
 
 
@@ -290,9 +352,10 @@ def _kept(into: Path | None) -> dict[str, dict[str, Any]]:
 
 def measure(
     *,
-    only: Sequence[str] = tuple(CONTESTANTS),
+    only: Sequence[str] | None = None,
     models: Sequence[str] | None = None,
-    quick: bool = False,
+    turns: int = TURNS,
+    storm: int = 200,
     publishes: bool = False,
     into: Path | None = None,
     gpu: bool = False,
@@ -303,9 +366,10 @@ def measure(
     facts = machine()
     kept = _kept(into)
     for model in wanted:
-        for group in groups(only, one_by_one=bool(gpus)):
+        for group in groups(only or usual_contestants(gpu=gpu), pairs_at_once(MODELS[model], gpus)):
             with tempfile.TemporaryDirectory(prefix="bench", ignore_cleanup_errors=True) as folder:
-                figures = run(group, MODELS[model], Path(folder), gpus, quick=quick)
+                ids = [each.id for each in gpus]
+                figures = run(group, MODELS[model], Path(folder), ids, turns=turns, storm=storm)
             kept[model] = kept.get(model, {}) | figures
             if into:
                 save(into, json.dumps(kept, indent=1))
@@ -313,5 +377,5 @@ def measure(
     show(made)
     told = result("connectors-gpu" if gpu else "connectors", kept, targets(kept))
     if publishes:
-        where = f"on {len(gpus)} GPU{'s'[: len(gpus) - 1]}" if gpu else "on CPU"
+        where = f"on {', '.join(each.name for each in gpus)}" if gpu else "on CPU"
         publish(told, made, facts, note_of(facts, f"vLLM 0.32 {where}, both engines on one machine; {EIGHT} in flight"))

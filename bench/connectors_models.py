@@ -25,6 +25,7 @@ class Model:
     dtype: str = "float32"
     kv_gib: int = 1
     """KV memory of an engine on CPU."""
+    weights_gib: float = 0.1
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -55,7 +56,7 @@ TINY: Final = Model("tiny")
 """The model that ships: 2 KB of KV a token."""
 FAT: Final = Model("fat", _FAT, kv_gib=2)
 """64 KB of KV a token in float32 (2 × 16 layers × 4 heads × 128 × 4 bytes)."""
-EIGHT_B: Final = Model("8B", _LAYERS_OF_8B, dtype="bfloat16")
+EIGHT_B: Final = Model("8B", _LAYERS_OF_8B, dtype="bfloat16", weights_gib=13.1)
 """The layers of Llama-3.1-8B (its published config.json): 7.0 of its 8.0 billion parameters, and all of its 128 KB of
 KV a token in bfloat16. The rest are embeddings: vocabulary and tokenizer are those of the model that ships."""
 

@@ -38,14 +38,19 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     mine.add_argument("--only", type=_names, metavar="A,B", help=f"of {', '.join(connectors.CONTESTANTS)}")
     mine.add_argument("--models", type=_names, metavar="A,B", help=f"of {', '.join(MODELS)} (default tiny,fat)")
     mine.add_argument("--into", type=Path, metavar="FILE", help="keep figures in FILE, and go on with what it has")
+    mine.add_argument(
+        "--turns", type=int, metavar="N", help=f"turns of five hand-overs each (default {connectors.TURNS})"
+    )
     mine.add_argument("--gpu", action="store_true", help="engines on GPUs, 8B layers of random weights")
     args = parser.parse_args(words)
     for given, known in ((args.only, connectors.CONTESTANTS), (args.models, MODELS)):
         for name in set(given or ()) - set(known):
             parser.error(f"{name} is none of {', '.join(known)}")
-    of_connectors = bool(args.only or args.models or args.into or args.gpu)
+    of_connectors = bool(args.only or args.models or args.into or args.gpu or args.turns is not None)
     if of_connectors and args.part == "client":
-        parser.error("--only, --models, --into and --gpu belong to --part connectors")
+        parser.error("--only, --models, --into, --turns and --gpu belong to --part connectors")
+    if args.turns is not None and args.turns < 1:
+        parser.error(f"--turns {args.turns}: at least 1")
     if args.publish:
         if args.quick:
             parser.error("only a whole run is published: leave out --quick")
@@ -64,9 +69,10 @@ def main(words: Sequence[str] | None = None) -> int:
         handoff_client.measure(quick=args.quick, publishes=args.publish)
     if "connectors" in args.parts:
         connectors.measure(
-            only=args.only or tuple(connectors.CONTESTANTS),
+            only=args.only,
             models=args.models,
-            quick=args.quick,
+            turns=1 if args.quick else args.turns or connectors.TURNS,
+            storm=40 if args.quick else 200,
             publishes=args.publish,
             into=args.into,
             gpu=args.gpu,

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from support import device
 from support.cluster import Cluster, within
 from support.kinds import Table
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny.yaml"
 
 
 @pytest.fixture
@@ -30,11 +26,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     connector = request.config.getoption("--connector")
     # The router hands over whenever it can, because these tests are about hand-overs (`support.hands_over`).
     words = f"transfer: {{connector: {connector}}}\nrouter: {{policy: least_load}}\n"
-    pools = EXAMPLE.read_text()
-    if args := device.engine_args():
-        assert pools.count("start: 1}") == 3, f"{EXAMPLE}: its pools are no longer written as `NAME: {{start: 1}}`"
-        pools = pools.replace("start: 1}", f"start: 1, engine_args: {json.dumps(args)}}}")
-    file.write_text(f"{pools}{words}")
+    file.write_text(f"{device.example()}{words}")
     running = Cluster.start(state, str(file))
     try:
         running.wait_ready()

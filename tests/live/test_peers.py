@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from support import device
 from support.cluster import within
 from support.engine_pair import ask, load
 from support.random_models import LETTERS, write_model
@@ -31,7 +32,8 @@ LEAST = {"tiny": 0.4, "larger": 0.25}
 """The most time that a prompt may take that a peer has, as a share of its cold time to the first token. For the larger
 model the median of five counts, for the model that ships the best of five. Two legs take some 30 ms of front ends and
 steps with any model. The model that ships computes 1,800 tokens in 120 ms: on shared cores its shares are 0.2 to 0.3,
-and now and then far more."""
+and now and then far more. On a GPU both models compute a prompt in the time of a few answers, so that shares say
+nothing."""
 
 
 @dataclass
@@ -78,7 +80,8 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         folder = tmp_path_factory.mktemp("peers")
         model = model_path() if request.param == "tiny" else write_model(request.param, folder / "model")
         roles = {"p": Role.PREFILL, "d": Role.DECODE}
-        with Peers(folder, str(model), roles, kind=request.param) as running:
+        gpu: dict[str, Any] = {"flags": device.flags(), "gpus": device.gpus()}
+        with Peers(folder, str(model), roles, kind=request.param, **gpu) as running:
             within(20, lambda: all(running.state(name)["peers"] for name in "pd"))
             yield running
 
@@ -110,6 +113,7 @@ def test_a_prompt_that_a_peer_has(engines: Peers, way: str) -> None:
         assert engines.text(here, asked) == alone
         assert engines.text(there, wire.decode_body({**asked, "cache_salt": f"other {turn}"}, whole)) == alone
     print(f"{engines.kind}, {way}: {shares}; ms cold, source leg, both legs: {told}")
-    assert sorted(shares)[2 if engines.kind == "larger" else 0] <= LEAST[engines.kind], shares
+    median = engines.kind == "larger"
+    assert device.gpus() or sorted(shares)[2 if median else 0] <= LEAST[engines.kind], shares
     within(10, engines.nothing_is_held)
     assert all(engines.state(name)["recomputed_tokens"] == 0 for name in "pd")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support import device
 
 from engine.tiny import model_path
 from engine.vllm.tiers import Tiers, beside
@@ -30,7 +31,7 @@ OWN = {
     "kv_connector": "BatonConnector",
     "kv_connector_module_path": "engine.vllm.connector.facade",
     "kv_role": "kv_both",
-    "kv_buffer_device": "cpu",
+    "kv_buffer_device": "cuda" if device.gpus() else "cpu",
     "kv_load_failure_policy": "recompute",
 }
 

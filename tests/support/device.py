@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Final
 
 GIB: Final = 1 << 30
 KV_BYTES: Final = GIB
 SHARE: Final = 0.1
 """Part of the GPU's memory that vLLM wants to find free for each engine: several start at once."""
+EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "tiny.yaml"
 _gpus: list[str] = []
 
 
@@ -44,3 +47,12 @@ def flags() -> tuple[str, ...]:
     """The same as words of a command line, without the type, which `bench.pair` gives."""
     words = ((f"--{name}", *(() if value is True else (f"{value}",))) for name, value in engine_args().items())
     return tuple(word for pair in words for word in pair if pair[0] != "--dtype")
+
+
+def example() -> str:
+    """The cluster file `examples/tiny.yaml`, on a GPU with its engines' flags."""
+    pools = EXAMPLE.read_text()
+    if args := engine_args():
+        assert pools.count("start: 1}") == 3, f"{EXAMPLE}: its pools are no longer written as `NAME: {{start: 1}}`"
+        pools = pools.replace("start: 1}", f"start: 1, engine_args: {json.dumps(args)}}}")
+    return pools

@@ -66,7 +66,7 @@ def test_arguments_that_no_part_knows_are_refused(words: list[str]) -> None:
         (["--quick", "--part", "client"], ""),
         (["--only", "ours"], "stock of tiny, tuned of tiny, push of tiny, early of tiny, stock of fat"),
         (["--models", "fat"], "stock of tiny, tuned of tiny"),
-        (["--gpu", "--models", "tiny"], "stock of 8B"),
+        (["--gpu", "--models", "tiny"], "tuned of 8B"),
     ],
 )
 def test_only_a_whole_run_is_published(words: list[str], missing: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,12 +102,34 @@ def test_without_a_gpu_the_gpu_part_says_so_and_measures_nothing(
     assert "--gpu: there is no GPU on this machine" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("gib", "together"),
+    [((), ["stock", "tuned push ours early"]), ((140,), ["stock", "tuned push ours early"]),
+     ((80,), ["stock", "tuned push", "ours early"]), ((80, 80), ["stock", "tuned push ours early"]),
+     ((24,), ["stock", "tuned", "push", "ours early"])],
+)  # fmt: skip
+def test_connectors_are_measured_by_turns_as_far_as_the_gpus_memory_goes(
+    gib: tuple[int, ...], together: list[str]
+) -> None:
+    """An early leg has no engines of its own; the spinning connector is measured alone."""
+    gpus = [CudaGpu(id=f"{number}", memory_mib=each << 10) for number, each in enumerate(gib)]
+    groups = connectors.groups(tuple(connectors.CONTESTANTS), connectors.pairs_at_once(EIGHT_B, gpus))
+    assert [" ".join(group) for group in groups] == together
+
+
+def test_turns_are_a_number_above_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    assert handoff.arguments(["--turns", "3"]).parts == ("connectors",)
+    with pytest.raises(SystemExit):
+        handoff.arguments(["--turns", "0"])
+    assert "--turns 0: at least 1" in capsys.readouterr().err
+
+
 def test_engines_take_two_gpus_or_share_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     three = tuple(CudaGpu(id=f"{number}") for number in range(3))
     monkeypatch.setattr(
         connectors, "find_hardware", lambda: EngineHardware(gpus=three, cores=(0,), vllm="0.32", nixl="1")
     )
-    assert connectors.gpus_here() == ("0", "1")
+    assert connectors.gpus_here() == three[:2]
     made = connectors.engines(connectors.CONTESTANTS["tuned"], EIGHT_B, tmp_path, ("0", "1"))
     assert [made._place(number)["gpus"] for number in (0, 1)] == [("0",), ("1",)]
     assert "cuda" in made.transfer(Role.PREFILL)
