@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from baton.gpus import as_told, said_of
 from baton.scaling_admin import Wishes, admin_app
 from baton.scaling_check import Checker
 from baton.state import state_folder
+from cluster.background import keep_running
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.registry.registry import Registry
@@ -325,20 +327,17 @@ class ScalingShell:
         for model, because in self.plan.off.items():
             self._say(f"scaling: {model} keeps its size: {because}")
         self.running = True
-        while True:
-            try:
-                # Awaited here, in a task of its own: before Python 3.13 a failed TaskGroup leaves its task counted as
-                # cancelled.
-                await asyncio.create_task(self._once(actuator, on_url))  # noqa: TID251
-            except Exception as error:  # the fleet serves without its controller, too
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise  # its clean-up failed: a cancelled controller does not begin anew
-                if isinstance(error, UsageError) and not self.ran:
-                    self.running = False
-                    raise
-                logger.exception("the controller has failed; it begins anew in %g s", AGAIN_S)
-            await asyncio.sleep(AGAIN_S)
+        try:
+            await keep_running(
+                partial(self._once, actuator, on_url),
+                "the controller",
+                logger,
+                pauses_s=(AGAIN_S, AGAIN_S),
+                gives_up=lambda error: isinstance(error, UsageError) and not self.ran,
+            )
+        except UsageError:
+            self.running = False
+            raise
 
     async def _once(self, actuator: Actuator, on_url: Callable[[str], None]) -> None:
         registry = self._registry()

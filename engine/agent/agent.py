@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cluster.background import keep_running
 from cluster.errors import EngineFailed
 from cluster.ids import InstanceId
 from cluster.instance import Load, Role
@@ -17,7 +19,6 @@ from cluster.registry.membership import Member
 from cluster.registry.registry import Registry
 from cluster.telemetry import tracing
 from engine.agent.announcer import Announcer
-from engine.agent.background import keep_running
 from engine.agent.config import AgentConfig
 from engine.agent.grants import concerning
 from engine.agent.http import Gate, agent_app, listen
@@ -47,6 +48,8 @@ from engine.agent.transfers import MEETING_S
 from engine.vllm.child import EngineChange, EngineProcess
 from engine.vllm.evictions import events_path
 from kvtransfer.seal import Identity
+
+logger = logging.getLogger("baton.agent")
 
 GOODBYE_S = 5.0
 """How long leaving the registry may take: a few of the registry's time limits, in case the name is contested or the
@@ -147,7 +150,7 @@ class Agent:
 
     async def _run_tasks(self, code: asyncio.Future[int]) -> int:
         failure: EngineFailed | None = None
-        tasks = [_spawn(keep_running(work, f"{whose}: {name}"), name) for whose, name, work in self._works()]
+        tasks = [_spawn(keep_running(work, f"{whose}: {name}", logger), name) for whose, name, work in self._works()]
         engine = _spawn(self.engine.run(), "engine")
         self._engine_running = True
         try:

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from cluster.ids import InstanceId
@@ -32,7 +33,7 @@ from router.fleet.view import FleetView
 from router.http.credentials import Credentials
 from router.http.doors import CLIENTS_MAX, Doors
 from router.http.engines import Engines
-from router.http.tasks import FOREVER, Tasks
+from router.http.tasks import Tasks
 from router.http.tickets import Tickets
 from router.http.uploads import Uploads
 from router.http.upstream import Upstream
@@ -129,20 +130,20 @@ class Router:
             )
         await parts.engines.start()
         self.probing.follow()
-        spawn = parts.tasks.spawn
-        spawn(self._operators.look_forever(), f"{FOREVER}operators")
+        keep = parts.tasks.keep
+        keep(self._operators.look_forever, "operators")
         if self._log_writer is not None:
-            spawn(self._flush_forever(self._log_writer), f"{FOREVER}log")
+            keep(partial(self._flush_forever, self._log_writer), "log")
         if self.config.renewed is not None:
-            spawn(self._renew_forever(self.config.renewed), f"{FOREVER}config")
+            keep(partial(self._renew_forever, self.config.renewed), "config")
         if self._prover is not None:
-            spawn(self._prover.run(), f"{FOREVER}pairs")
+            keep(self._prover.run, "pairs")
         if self.watch is not None:
             await self.watch.read()
-            spawn(self.watch.read_forever(), f"{FOREVER}registry")
+            keep(self.watch.read_forever, "registry")
         if self.sharing is not None:
-            spawn(self.sharing.tell_forever(), f"{FOREVER}tell")
-            spawn(self.sharing.hear_forever(), f"{FOREVER}hear")
+            keep(self.sharing.tell_forever, "tell")
+            keep(self.sharing.hear_forever, "hear")
 
     async def _renew_forever(self, renewed: Callable[[], Renewed | str | None]) -> None:
         """Apply classes and tenants of an edited cluster file, without a restart. After a bad file they stay as they
@@ -183,7 +184,7 @@ class Router:
     def announce(self, endpoint: str, admin_url: str) -> None:
         """Both ports are open: tell other routers and agents."""
         if self.watch is not None:
-            self.parts.tasks.spawn(self.watch.announce_forever(endpoint, admin_url), f"{FOREVER}announce")
+            self.parts.tasks.keep(partial(self.watch.announce_forever, endpoint, admin_url), "announce")
 
     def _fleet_told(self, reported: tuple[Reported, ...], routers: int) -> None:
         view, scheduler = self.parts.view, self.parts.scheduler

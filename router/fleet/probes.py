@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, Protocol
 
 from cluster.ids import InstanceId
@@ -15,7 +16,7 @@ from router.core.engine_answers import object_in
 from router.fleet import events as d
 from router.fleet.engine_paths import Catalogue, paths_in
 from router.fleet.view import FleetView
-from router.http.tasks import FOREVER, Tasks
+from router.http.tasks import Tasks
 from router.http.upstream import Answer, EngineLost, Upstream
 
 logger = logging.getLogger("baton.router")
@@ -145,7 +146,7 @@ class Probing:
         self.prober = prober
         self.tasks: Final[dict[InstanceId, tuple[Instance, asyncio.Task[None]]]] = {}
         self._view: Final = view
-        self._spawn: Final = tasks.spawn
+        self._keep: Final = tasks.keep
         self._catalogue: Final = catalogue
 
     def follow(self) -> None:
@@ -158,7 +159,7 @@ class Probing:
                 self._catalogue.forget(name)
         for name, instance in wanted.items():
             if name not in self.tasks:
-                self.tasks[name] = (instance, self._spawn(self.prober.watch(instance), f"{FOREVER}{name}"))
+                self.tasks[name] = (instance, self._keep(partial(self.prober.watch, instance), name))
 
 
 def _models(answer: Answer) -> tuple[dict[str, object], ...]:

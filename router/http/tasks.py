@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
+
+from cluster.background import keep_running
 
 logger = logging.getLogger("baton.router")
 
@@ -27,6 +29,12 @@ class Tasks:
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
+
+    def keep(self, work: Callable[[], Awaitable[None]], name: str) -> asyncio.Task[None]:
+        """Start work that runs until it is cancelled. If it fails, it begins anew: the router would go on without it,
+        blind to the fleet, say, and nobody would start it again.
+        """
+        return self.spawn(keep_running(work, f"the router's work {name!r}", logger), f"{FOREVER}{name}")
 
     def ending(self) -> set[asyncio.Task[Any]]:
         """The tasks that end by themselves."""

@@ -1,4 +1,4 @@
-"""An agent's background work that fails begins anew, after a longer pause each time."""
+"""Background work that fails begins anew, after a longer pause each time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import logging
 
 import pytest
 
-from engine.agent.background import AGAIN_S, AGAIN_S_MAX, keep_running
+from cluster.background import AGAIN_S, AGAIN_S_MAX, keep_running
+
+LOGGER = logging.getLogger("baton.test")
 
 
 async def test_pauses_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -22,10 +24,10 @@ async def test_pauses_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch, ca
 
     with monkeypatch.context() as patch:
         patch.setattr(asyncio, "sleep", sleep)
-        await keep_running(work, "i: heartbeats")
+        await keep_running(work, "i: heartbeats", LOGGER)
     assert pauses == [min(AGAIN_S * 2**number, AGAIN_S_MAX) for number in range(9)]
     assert [(each.levelno, each.exc_info is not None) for each in caplog.records] == [(logging.ERROR, True)] * 9
-    assert caplog.messages[0] == "i: heartbeats: a fault of the agent's; this work begins anew in 1 s"
+    assert caplog.messages[0] == "i: heartbeats has failed, by a fault in Baton; it begins anew in 1 s"
 
 
 async def test_a_fault_after_a_long_run_counts_as_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,20 +45,19 @@ async def test_a_fault_after_a_long_run_counts_as_the_first_one(monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(asyncio, "sleep", sleep)
-        await keep_running(work, "x")
+        await keep_running(work, "x", LOGGER)
     assert pauses == [AGAIN_S, 2 * AGAIN_S, AGAIN_S, 2 * AGAIN_S]
 
 
 async def test_work_that_is_cancelled_ends() -> None:
-    running = asyncio.ensure_future(keep_running(asyncio.Event().wait, "x"))  # type: ignore[arg-type]
+    running = asyncio.ensure_future(keep_running(asyncio.Event().wait, "x", LOGGER))  # type: ignore[arg-type]
     await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
 
-async def test_work_whose_group_of_tasks_fails_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.agent.background.AGAIN_S", 0.0)
+async def test_work_whose_group_of_tasks_fails_begins_anew() -> None:
     begun = 0
 
     async def fails() -> None:
@@ -70,7 +71,7 @@ async def test_work_whose_group_of_tasks_fails_begins_anew(monkeypatch: pytest.M
             async with asyncio.TaskGroup() as group:
                 group.create_task(fails())
 
-    await asyncio.wait_for(keep_running(work, "x"), 5.0)
+    await asyncio.wait_for(keep_running(work, "x", LOGGER, pauses_s=(0.0, 1.0)), 5.0)
     assert begun == 3
 
 
@@ -86,9 +87,17 @@ async def test_cancelled_work_whose_clean_up_fails_does_not_begin_anew() -> None
         finally:
             raise RuntimeError("the clean-up failed")
 
-    running = asyncio.ensure_future(keep_running(work, "x"))
+    running = asyncio.ensure_future(keep_running(work, "x", LOGGER))
     await asyncio.wait_for(at_work.wait(), 5.0)
     running.cancel()
     with pytest.raises(RuntimeError):
         await asyncio.wait_for(running, 5.0)
     assert begun == 1
+
+
+async def test_a_failure_that_gives_up_is_the_callers() -> None:
+    async def work() -> None:
+        raise ValueError("a wrong flag")
+
+    with pytest.raises(ValueError, match="a wrong flag"):
+        await keep_running(work, "x", LOGGER, gives_up=lambda error: isinstance(error, ValueError))
