@@ -9,8 +9,8 @@
 
 What is compared is `bench.policy_grid`; how the best arrangement is found, `sim.experiments.contest`; what goodput is,
 `sim.experiments.curves`; the bound, `sim.experiments.ceiling`. Finished cells are kept in .bench/policy.jsonl with the
-state of the sources that made them: results of other sources are not used. Everything is repeatable: the same sources
-and data give the same figures.
+state of the sources that made them: results of other sources are not used. Published cells count as finished, too, also
+those of another machine. Everything is repeatable: the same sources and data give the same figures.
 """
 
 from __future__ import annotations
@@ -29,30 +29,31 @@ from typing import Any, Final
 
 from bench import inputs, policy_figures, policy_grid, policy_tables, published
 from bench.policy_cell import of_cell
-from bench.sources import digest_of
+from bench.sources import digest_of, reached
 from costs import shipped
 from sim.experiments.systems import Shelf
 
 PROCESSES: Final = 2
 ROOT: Final = Path(__file__).resolve().parent.parent
 KEPT: Final = ROOT / ".bench" / "policy.jsonl"
-SOURCES: Final = ("router", "sim", "costs", "engine/twin", "cluster", "loadgen", "kvtransfer", "bench/policy_*.py")
-"""Sources that results depend on."""
+PUBLISHED: Final = published.DOCS / "benchmarks" / "policy.json"
+SOURCES: Final = ("bench/policy_cell.py", "bench/policy_grid.py")
+"""Results depend on these, on what they import, and on the models and profiles of `costs/`."""
 LONGEST: Final = ("ServeGen R1", "Mooncake conversation", "Azure code", "Azure conversation")
 """Traces by how long their cells take: the longest first, so that both processes end together."""
 
 
 def digest() -> str:
-    """The digest of the sources, without the modules that make tables and figures."""
-    shown = ("policy_tables.py", "policy_figures.py")
-    listed = [(ROOT / name).rglob("*") if (ROOT / name).is_dir() else ROOT.glob(name) for name in SOURCES]
-    files = {each for one in listed for each in one if each.is_file() and each.name not in shown}
-    return digest_of({each for each in files if each.suffix in (".py", ".json", ".csv")}, ROOT)
+    """The digest of the sources: not of the modules that make tables and figures, nor of what no simulation reaches."""
+    tables = {each for each in (ROOT / "costs").rglob("*") if each.suffix in (".json", ".csv")}
+    return digest_of(reached((ROOT / name for name in SOURCES), ROOT) | tables, ROOT)
 
 
 def kept(sources: str, plan: str) -> dict[str, dict[str, Any]]:
-    """Rows of this plan's earlier runs by cell; those of other sources, and a last line cut off, are left out."""
-    rows: dict[str, dict[str, Any]] = {}
+    """Rows of this plan's earlier runs by cell, the published ones included; those of other sources, and a last line
+    cut off, are left out.
+    """
+    rows = {row["cell"]: row for row in _published() if row["sources"] == sources and row.get("plan") == plan}
     others = 0
     for line in KEPT.read_text().splitlines() if KEPT.exists() else ():
         try:
@@ -66,6 +67,13 @@ def kept(sources: str, plan: str) -> dict[str, dict[str, Any]]:
     if others:
         published.say(f"policy: {others} cells in {KEPT.name} are of other sources; they are run again")
     return rows
+
+
+def _published() -> list[dict[str, Any]]:
+    """The published cells: simulations give the same figures on any machine."""
+    told: dict[str, Any] = json.loads(PUBLISHED.read_text()) if PUBLISHED.exists() else {"figures": {"cells": []}}
+    cells: list[dict[str, Any]] = told["figures"]["cells"]
+    return cells
 
 
 def keep(row: dict[str, Any]) -> None:
@@ -134,7 +142,7 @@ def main(words: list[str]) -> int:
     if arguments.fresh:
         KEPT.unlink(missing_ok=True)
     wanted = [cell.name for cell in ordered(plan) if all(each in cell.name for each in arguments.only or ())]
-    rows = kept(sources, plan.name)
+    rows = {} if arguments.fresh else kept(sources, plan.name)
     missing = [name for name in wanted if name not in rows]
     began_s = time.monotonic()
     run = partial(one, data=traces, sources=sources, plan=plan)

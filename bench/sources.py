@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +21,35 @@ def below(names: Iterable[str], root: Path) -> set[Path]:
     """Python files below `root` by these names: files, or folders with all that is in them."""
     listed = [root / name for name in names]
     return {each for one in listed for each in (one.rglob("*.py") if one.is_dir() else [one])}
+
+
+def reached(starts: Iterable[Path], root: Path) -> set[Path]:
+    """These Python files, and all below `root` that they import, anywhere in a file. What a simulation cannot reach
+    decides nothing: a router's HTTP may change, and the rows stay valid.
+    """
+    found: set[Path] = set()
+    left = list(starts)
+    while left:
+        path = left.pop()
+        if path not in found:
+            found.add(path)
+            left += _imported(path, root)
+    return found
+
+
+def _imported(path: Path, root: Path) -> Iterator[Path]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [f"{node.module}.{each.name}" for each in node.names]  # a module, or what is in one
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            for count in range(1, len(parts) + 1):  # packages' own code runs, too
+                at = root.joinpath(*parts[:count])
+                yield from (file for file in (at.with_name(f"{at.name}.py"), at / "__init__.py") if file.exists())
 
 
 @cache

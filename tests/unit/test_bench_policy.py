@@ -12,6 +12,7 @@ import pytest
 
 from bench import breakeven, policy, policy_cell, policy_loads, policy_tables
 from bench import policy_grid as grid
+from bench.sources import reached
 from cluster.instance import Role
 from costs import shipped
 from loadgen.arrival import Arrival
@@ -214,12 +215,28 @@ def test_harder_worlds_show_which_share_of_its_rate_each_system_keeps() -> None:
 
 def test_finished_cells_are_kept_by_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "KEPT", tmp_path / "work" / "policy.jsonl")
+    monkeypatch.setattr(policy, "PUBLISHED", tmp_path / "none.json")
     for sources in ("old", "new"):
         for plan in ("full", "quick"):
             policy.keep({"cell": f"{sources} {plan} cell", "sources": sources, "plan": plan})
     with policy.KEPT.open("a") as out:
         out.write('{"cell": "cut off')
     assert list(policy.kept("new", "quick")) == ["new quick cell"]
+
+
+def test_published_cells_of_these_sources_do_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long benchmark goes on where another machine ended."""
+    monkeypatch.setattr(policy, "KEPT", tmp_path / "none.jsonl")
+    monkeypatch.setattr(policy, "PUBLISHED", tmp_path / "policy.json")
+    cells = [{"cell": f"{name} {plan}", "sources": name, "plan": plan} for name in "ab" for plan in ("full", "quick")]
+    policy.PUBLISHED.write_text(json.dumps({"figures": {"cells": cells}}))
+    assert policy.kept("b", "full") == {"b full": cells[2]}
+
+
+def test_rows_depend_on_what_a_simulation_can_reach() -> None:
+    names = {str(each.relative_to(policy.ROOT)) for each in reached([policy.ROOT / policy.SOURCES[0]], policy.ROOT)}
+    assert {"sim/experiments/contest.py", "router/scheduler/scheduler.py", "router/__init__.py"} <= names
+    assert not {"router/api/server.py", "router/http/legs.py", "bench/policy_tables.py"} & names
 
 
 def test_no_cell_begins_after_the_time_is_up() -> None:
