@@ -27,7 +27,7 @@ async def keep_running(
     name: str,
     logger: logging.Logger,
     *,
-    pauses_s: tuple[float, float] = (AGAIN_S, AGAIN_S_MAX),
+    pauses_s: tuple[float, float] | None = None,
     gives_up: Callable[[Exception], bool] = _never,
 ) -> None:
     """Run this work until it ends or is cancelled. If it fails, log why, and begin it anew after a pause.
@@ -36,11 +36,11 @@ async def keep_running(
         work: begins the work.
         name: for the log.
         logger: the program's.
-        pauses_s: seconds of the first and of the longest pause.
+        pauses_s: seconds of the first and of the longest pause; None: `AGAIN_S` and `AGAIN_S_MAX`.
         gives_up: whether a failure is passed on to the caller instead.
     """
     loop = asyncio.get_running_loop()
-    first_s, longest_s = pauses_s
+    first_s, longest_s = pauses_s or (AGAIN_S, AGAIN_S_MAX)
     pause_s = first_s
     while True:
         began = loop.time()
@@ -54,6 +54,6 @@ async def keep_running(
                 raise  # if it was cancelled, its clean-up has failed: a cancelled work does not begin anew
             if loop.time() - began >= longest_s:
                 pause_s = first_s
-            logger.exception("%s has failed, by a fault in Baton; it begins anew in %g s", name, pause_s)
+            logger.exception("%s: a fault of Baton's; this work begins anew in %g s", name, pause_s)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, longest_s)

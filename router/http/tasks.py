@@ -34,7 +34,7 @@ class Tasks:
         """Start work that runs until it is cancelled. If it fails, it begins anew: the router would go on without it,
         blind to the fleet, say, and nobody would start it again.
         """
-        return self.spawn(keep_running(work, f"the router's work {name!r}", logger), f"{FOREVER}{name}")
+        return self.spawn(keep_running(work, f"router: {name}", logger), f"{FOREVER}{name}")
 
     def ending(self) -> set[asyncio.Task[Any]]:
         """The tasks that end by themselves."""

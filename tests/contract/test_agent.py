@@ -21,6 +21,7 @@ import zmq.asyncio
 from support.fake_engine import FakeEngine
 from support.fleet import eventually
 
+from cluster import background
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Load, Role
@@ -28,7 +29,7 @@ from cluster.registry.membership import Heartbeat, MemberKind, MemberState
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import RegistryDown
 from decode.rules import DecodeRules
-from engine.agent import background, machine, readings
+from engine.agent import machine, readings
 from engine.agent.agent import Agent
 from engine.agent.announcer import Announcer
 from engine.agent.config import AgentConfig
@@ -506,7 +507,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def faults(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Log messages about the agent's own faults. Each has a traceback."""
-    found = [each for each in caplog.records if "a fault of the agent's" in each.message]
+    found = [each for each in caplog.records if "a fault of Baton's" in each.message]
     assert all(each.exc_info is not None and each.levelno == logging.ERROR for each in found)
     return [each.message for each in found]
 

@@ -27,7 +27,7 @@ async def test_pauses_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch, ca
         await keep_running(work, "i: heartbeats", LOGGER)
     assert pauses == [min(AGAIN_S * 2**number, AGAIN_S_MAX) for number in range(9)]
     assert [(each.levelno, each.exc_info is not None) for each in caplog.records] == [(logging.ERROR, True)] * 9
-    assert caplog.messages[0] == "i: heartbeats has failed, by a fault in Baton; it begins anew in 1 s"
+    assert caplog.messages[0] == "i: heartbeats: a fault of Baton's; this work begins anew in 1 s"
 
 
 async def test_a_fault_after_a_long_run_counts_as_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:

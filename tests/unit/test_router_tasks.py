@@ -32,8 +32,7 @@ async def test_work_that_runs_for_ever_begins_anew_and_is_not_waited_for(
         await well.wait()
     assert len(begun) == 3
     assert caplog.messages == [
-        f"the router's work 'registry' has failed, by a fault in Baton; it begins anew in {seconds} s"
-        for seconds in (1, 2)
+        f"router: registry: a fault of Baton's; this work begins anew in {seconds} s" for seconds in (1, 2)
     ]
     assert tasks.ending() == set(), "a router that drains does not wait for it"
     await tasks.end(5.0)
