@@ -222,19 +222,9 @@ class Discovery:
         return local_shares(mine, [wants for _, wants in by_router], self.own.shares if self.own is not None else {})
 
     async def announce_forever(self, url: str, admin_url: str) -> None:
-        """Tell agents and the other routers that this router shares the fleet's credits, and how many it could use.
-
-        A fault does not end it: the others would take this router for gone.
-        """
-        failed = False
+        """Tell agents and the other routers that this router shares the fleet's credits, and how many it could use."""
         while not self._closed:
-            try:
-                await self.announce(url, admin_url)
-                failed = False
-            except Exception:  # a bug: if this loop ended, the others would take this router for gone
-                if not failed:
-                    logger.exception("this router could not announce itself; it tries again every %g s", BEAT_EVERY_S)
-                failed = True
+            await self.announce(url, admin_url)
             await asyncio.sleep(BEAT_EVERY_S)
 
     async def announce(self, url: str, admin_url: str) -> None:

@@ -15,6 +15,9 @@ _Result = TypeVar("_Result")
 
 FOREVER: Final = "probe-"
 """The prefix of the names of tasks that run until they are cancelled; all others end by themselves."""
+PAUSES_S: Final = (1.0, 5.0)
+"""Seconds of the first and of the longest pause after a fault: a heartbeat lives for six (`membership.TTL_S`), and a
+router that reads or sends none for longer loses the fleet, or the fleet the router."""
 
 
 class Tasks:
@@ -34,7 +37,8 @@ class Tasks:
         """Start work that runs until it is cancelled. If it fails, it begins anew: the router would go on without it,
         blind to the fleet, say, and nobody would start it again.
         """
-        return self.spawn(keep_running(work, f"router: {name}", logger), f"{FOREVER}{name}")
+        kept = keep_running(work, f"router: {name}", logger, pauses_s=PAUSES_S)
+        return self.spawn(kept, f"{FOREVER}{name}")
 
     def ending(self) -> set[asyncio.Task[Any]]:
         """The tasks that end by themselves."""
