@@ -201,7 +201,7 @@ def _pool(
             kv_tokens=config.num_blocks * config.block_size,
         ),
         footprint=Footprint(
-            gpu=pool.gpu or "",
+            gpu=_type(spec, pool),
             gpus=pool.shape.gpus,
             price_per_hour=(price or 0.0) * pool.shape.gpus,
             power_w=gpu.tdp_w * pool.shape.gpus,
@@ -225,15 +225,20 @@ def _vllm_words(words: list[str]) -> list[str]:
     return joined + [word for word in words if word.partition("=")[0] in _BOTH_KNOW and "=" in word]
 
 
+def _type(spec: Spec, pool: Pool) -> str:
+    """The pool's type of GPU as the file spells it: its own, or the only one of `hardware`; empty: neither."""
+    only = next(iter(spec.hardware)) if len(spec.hardware) == 1 else ""
+    return pool.gpu or only
+
+
 def _gpu(spec: Spec, pool: Pool, engine: str, found: str | None, words: list[str]) -> Gpu:
     """The GPU type of a pool.
 
     Raises:
         UsageError: no setting names it, or the type is unknown.
     """
-    only = next(iter(spec.hardware)) if len(spec.hardware) == 1 else None
     mocked = _value(words, "--gpu", MOCK_GPU) if engine == "mock" else None
-    name = pool.gpu or only or mocked or found
+    name = _type(spec, pool) or mocked or found
     if name is None:
         raise UsageError("no type of GPU is named (`gpu:` of the pool), so nothing tells what an instance can do")
     gpu = find_gpu(name)

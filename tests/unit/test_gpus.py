@@ -16,6 +16,7 @@ from cluster.instance import Instance, Role
 from cluster.spec import Hardware, parse
 from costs.cost import Costs
 from costs.hardware import gpu_named
+from goodput.budget import Usage
 
 FILE = """
 models:
@@ -45,6 +46,18 @@ def test_a_pool_has_price_and_power_of_the_only_gpu_type_of_the_file(gpu: str) -
     text = FILE.replace(", gpu: h100", gpu).replace("power_w: 400", "power_w: 400, price_per_hour: 2.5")
     (pool,) = plan_of(parse(text, "baton.yaml").usable(), "vllm", None, []).pools["meta-llama/Llama-3.1-8B"]
     assert (pool.footprint.price_per_hour, pool.footprint.power_w) == (2.5, 400)
+
+
+@pytest.mark.parametrize("gpu", ["", ", gpu: h100"])
+def test_a_controller_keeps_to_the_files_number_of_gpus(gpu: str) -> None:
+    """A pool without `gpu:` had no bound."""
+    plan = plan_of(parse(FILE.replace(", gpu: h100", gpu), "baton.yaml").usable(), "vllm", None, [])
+    (pool,) = plan.pools["meta-llama/Llama-3.1-8B"]
+    used = Usage()
+    for number in range(4):
+        assert not used.lacks(plan.rules.budget, pool.footprint)
+        used.add(InstanceId(f"i{number}"), pool.footprint)
+    assert used.lacks(plan.rules.budget, pool.footprint) == "1 × h100 wanted, 0 of 4 left in the budget"
 
 
 def test_a_power_cap_is_a_share_of_the_power_that_the_file_says(
