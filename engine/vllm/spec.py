@@ -156,8 +156,8 @@ class EngineSpec:
         )
 
 
-_NO_PINNING = (("--speculative-config", ("-sc",)), ("--spec-method", ()), ("--logits-processors", ()),
-               ("--runner", ()), ("--convert", ()))  # fmt: skip
+_NO_PINNING = (("--speculative-config", ("-sc",)), ("--spec-method", ()), ("--spec-model", ()), ("--spec-tokens", ()),
+               ("--logits-processors", ()), ("--runner", ()), ("--convert", ()))  # fmt: skip
 """User flags that rule pinning out: speculative decoding, own logits processors, models that only embed."""
 
 
