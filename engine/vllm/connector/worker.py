@@ -283,7 +283,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if self._held.has_counts:
             self._told.counts.update(self._held.take_counts())
         if self._links.has_news:
-            self._told.peers.update(self._links.take_news())
+            self._told.peers.update({engine: {self.tp_rank: link} for engine, link in self._links.take_news().items()})
         if not self._told:
             return None  # most steps
         told, self._told = self._told, WorkerReport(Counter(), {}, {})

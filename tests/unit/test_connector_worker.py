@@ -1,8 +1,11 @@
-"""Which of P's blocks D reads, and into which of its own: Baton's check and vLLM's rules behind it, together."""
+"""A worker of D: which of P's blocks it reads, and into which of its own (Baton's check and vLLM's rules behind it,
+together), and what it reports.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +20,7 @@ with warnings.catch_warnings():
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     from engine.vllm.connector.links import NotServed
-    from engine.vllm.connector.metadata import ExpectedHold
+    from engine.vllm.connector.metadata import ExpectedHold, WorkerReport
     from engine.vllm.connector.worker import BatonWorker
 
 BLOCKS = 1000
@@ -86,3 +89,9 @@ def test_blocks_that_attention_divides_otherwise_are_not_read() -> None:
     """vLLM takes the end of P's list of parts, and P's last block may have unused ones behind the prompt's."""
     with pytest.raises(NotServed, match="divides"):
         worker(1, parts_there=2)._check(pull(held=2, local=3, cached=0), ExpectedHold(None))
+
+
+def test_reports_of_ranks_are_combined_without_loss() -> None:
+    one = WorkerReport(Counter(), {"p": {0: "cut"}, "a": {0: "met"}}, {})
+    two = WorkerReport(Counter(), {"p": {1: "met"}, "b": {1: "met"}}, {})
+    assert one.aggregate(two).peers == {"p": {0: "cut", 1: "met"}, "a": {0: "met"}, "b": {1: "met"}}
