@@ -37,6 +37,15 @@ def pin(row: torch.Tensor, token: int) -> None:
         row[token] = 0.0
 
 
+def pin_where(logits: torch.Tensor, rows: torch.Tensor, token: int) -> None:
+    """`pin` for the rows of a mask on the logits' own device. The rows' numbers are not fetched from there: that would
+    wait for all of the device's work.
+    """
+    if token < logits.shape[-1]:
+        logits.masked_fill_(rows.unsqueeze(1), float("-inf"))
+        logits[:, token].masked_fill_(rows, 0.0)
+
+
 class PinFirstToken(RunnerOne, RunnerTwo):  # type: ignore[misc]
     """Both interfaces of vLLM 0.32; see the module."""
 
@@ -93,10 +102,16 @@ class PinFirstToken(RunnerOne, RunnerTwo):  # type: ignore[misc]
         return logits
 
     def _pin_slots(self, logits: torch.Tensor, ctx: Any) -> None:
-        """Pin by slots, one row each: custom processors and speculative decoding exclude one another on such a leg."""
+        """Pin by slots. A slot has one row each, and one more for each draft where the engine speculates: vLLM's first
+        runner refuses this class there, its second takes it. A first token has no drafts, so its slot has one row.
+        """
+        one_each = logits.shape[0] == len(ctx.idx_mapping_np)
         for row, slot in enumerate(ctx.idx_mapping_np):
             token = self._slots.get(int(slot))
             if token is None:
                 continue
             if int(ctx.seq_lens_upper_bound_np[row]) == int(self._states.prompt_len.np[slot]):
-                pin(logits[row], token)
+                if one_each:
+                    pin(logits[row], token)
+                else:
+                    pin_where(logits, ctx.expanded_idx_mapping == int(slot), token)

@@ -113,11 +113,12 @@ class EngineSpec:
 
     @property
     def pins(self) -> bool:
-        """Whether the engine loads Baton's logits processor. vLLM allows none beside speculative decoding. An engine
-        that counts tokens in every chunk needs none: a first token from the router would lack the count.
+        """Whether the engine loads Baton's logits processor. vLLM allows none beside speculative decoding, nor beside
+        sampling masks. An engine that counts tokens in every chunk needs none: a first token from the router would lack
+        the count.
         """
         ruled_out = any(given(self.extra_args, flag, *short) for flag, short in _NO_PINNING)
-        return self.pinning and not ruled_out and not switched_on(self.extra_args, "--enable-force-include-usage")
+        return self.pinning and not ruled_out and not any(switched_on(self.extra_args, flag) for flag in _NONE_WHILE_ON)
 
     @property
     def instances(self) -> tuple[InstanceId, ...]:
@@ -156,9 +157,11 @@ class EngineSpec:
         )
 
 
-_NO_PINNING = (("--speculative-config", ("-sc",)), ("--spec-method", ()), ("--logits-processors", ()),
-               ("--runner", ()), ("--convert", ()))  # fmt: skip
+_NO_PINNING = (("--speculative-config", ("-sc",)), ("--spec-method", ()), ("--spec-model", ()), ("--spec-tokens", ()),
+               ("--logits-processors", ()), ("--runner", ()), ("--convert", ()))  # fmt: skip
 """User flags that rule pinning out: speculative decoding, own logits processors, models that only embed."""
+_NONE_WHILE_ON = ("--enable-force-include-usage", "--return-sampling-mask")
+"""Flags that rule it out while they are on."""
 
 
 SOME_RANKS = (("--data-parallel-start-rank", "-dpr"), ("--data-parallel-hybrid-lb", "-dph"))

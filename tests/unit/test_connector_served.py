@@ -15,7 +15,7 @@ ONE_DOOR = {"door": "/run/p/door"}
 
 def config(
     *, extra: dict[str, Any] | None = None, lookahead: int = 0, engine_id: str = "7c0e", buffer: str = "cpu",
-    experts: bool = False, **parallel: int,
+    experts: bool = False, sleeps: bool = False, **parallel: int,
 ) -> Any:  # fmt: skip
     sizes = dict.fromkeys(("data_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"), 1)
     sizes |= {"decode_context_parallel_size": 1, "data_parallel_index": 0, "data_parallel_external_lb": False}
@@ -26,6 +26,7 @@ def config(
         ),
         num_prefill_lookahead_tokens=lookahead,
         aux_output_config=SimpleNamespace(enable_return_routed_experts=experts),
+        model_config=SimpleNamespace(enable_sleep_mode=sleeps),
     )
 
 
@@ -89,6 +90,8 @@ def test_kinds_of_cache_and_of_memory_that_are_left_to_vllm() -> None:
         ({"extra": {"digests": True}}, "data parallelism", "cpu", r"data parallelism.*Leave `digests` out"),
         ({"decode_context_parallel_size": 2}, None, "cuda", "decode_context_parallel_size.*--transfer nixl"),
         ({"experts": True}, None, "cuda", "enable_return_routed_experts.*Leave it out"),
+        ({"sleeps": True}, None, "cuda", "enable_sleep_mode.*Leave it out"),
+        ({"sleeps": True}, "pipeline parallelism", "cuda", "enable_sleep_mode.*Leave it out"),
     ],
 )
 def test_an_engine_that_would_hand_over_wrong_blocks_does_not_start(

@@ -94,3 +94,18 @@ def test_second_runner_forgets_the_slots_former_request() -> None:
     processor.add_request(0, params(1))
     processor.add_request(0, SamplingParams())
     assert torch.equal(processor.apply(logits(1), context([0], [10])), logits(1))
+
+
+def test_second_runner_finds_the_row_of_a_slot_behind_one_with_drafts() -> None:
+    """An engine that speculates has a row for each draft: vLLM finds such a model by itself, and loads the class."""
+    processor, _ = second_runner(10, 20)
+    processor.add_request(0, SamplingParams())
+    processor.add_request(1, params(2))
+    # Slot 0 has a token and two drafts in rows 0 to 2, slot 1 its first token in row 3.
+    step = context([0, 1], [15, 20])
+    step.expanded_idx_mapping = torch.tensor([0, 0, 0, 1])
+    made = processor.apply(logits(4), step)
+    assert made.argmax(dim=1).tolist() == [4, 4, 4, 2]
+    assert torch.equal(made[:3], logits(4)[:3]), "the other request's rows are its own"
+    processor.add_request(1, params(5))
+    assert torch.equal(processor.apply(logits(4), step), logits(4)), "a token outside the vocabulary"

@@ -145,6 +145,11 @@ def test_engines_fetch_media_only_from_hosts_that_the_user_names() -> None:
         (("--enable-force-include-usage", "--no-enable-force-include-usage"), True),
         (("--no-enable-force-include-usage", "--enable-force-include-usage"), False),
         (("--speculative-config", "{}"), False),
+        (("--return-sampling-mask",), False),
+        (("--no-return-sampling-mask",), True),
+        (("--spec-method", "ngram"), False),
+        (("--spec-model", "draft"), False),
+        (("--spec_tokens=3",), False),
     ],
 )
 def test_flags_that_rule_pinning_out(mine: tuple[str, ...], pins: bool) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlAgentMetadata, NixlHandshakePayload
 
 from decode.peers import MET
+from decode.rank_links import GONE
 from engine.vllm.connector.digests import Digests
 from engine.vllm.connector.metadata import DIGESTS, TABLE
 from kvtransfer.asks import Introduce
@@ -128,7 +129,7 @@ class Links:
         if self._digests is not None:
             self._digests.part(engine)
         self._standing.pop(engine, None)
-        self._news[engine] = "gone"
+        self._news[engine] = GONE
 
     # --- how links stand ---
 

@@ -66,10 +66,10 @@ def _unpacked(fields: dict[str, Any]) -> BatonMetadata:
 class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """The workers' reports to the scheduler half since the last one, all ranks together."""
 
-    def __init__(self, counts: Counter[str], peers: dict[str, str], ended: dict[str, str]) -> None:
+    def __init__(self, counts: Counter[str], peers: dict[str, dict[int, str]], ended: dict[str, str]) -> None:
         self.counts = counts
         self.peers = peers
-        """Engine id -> state of the link with this engine; from the rank that reported last."""
+        """By engine id: the state of the link of each rank that tells one (`decode.rank_links`)."""
         self.ended = ended
         """Ended pulls by request: why their blocks cannot be used; empty: they can."""
 
@@ -81,4 +81,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         ended = {
             request: self.ended.get(request) or other.ended.get(request, "") for request in self.ended | other.ended
         }
-        return WorkerReport(self.counts + other.counts, {**self.peers, **other.peers}, ended)
+        peers = {
+            engine: {**self.peers.get(engine, {}), **other.peers.get(engine, {})} for engine in self.peers | other.peers
+        }
+        return WorkerReport(self.counts + other.counts, peers, ended)

@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import Nix
 from cluster.wire import ADAPTER, CACHED_ONLY, FIRST_TOKEN, TRANSFER
 from decode.peers import ProducerPeers
 from decode.pulls import Pulls, worth_pulling
+from decode.rank_links import RankLinks
 from engine.vllm.adapters import Adapters
 from engine.vllm.connector.agent_socket import AgentSocket, held_state
 from engine.vllm.connector.cached import cut_to_cached, only_whole_blocks
@@ -45,6 +46,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         door = options.get("door")
         self._holds = Holds(Slots(SLOTS, secrets.token_bytes(32)))
         self._pulls = Pulls(ProducerPeers(), reads=reads_peers(vllm_config.kv_transfer_config))
+        self._links = RankLinks(vllm_config.parallel_config.tensor_parallel_size)
         self._early = EarlyHandoffs(self._pulls.peers)
         self._vouched = VouchedPrompts(self.block_size) if options.get("digests") else None
         """None: digests are off."""
@@ -269,7 +271,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         now, told = time.monotonic(), connector_output.kv_connector_worker_meta
         if isinstance(told, WorkerReport):
             self._counts += told.counts
-            for engine, link in told.peers.items():
+            for engine, link in self._links.told(told.peers).items():
                 self._pulls.peers.stands(engine, link)
             for request, because in told.ended.items():
                 self._pulls.said(request, because)

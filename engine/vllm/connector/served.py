@@ -102,4 +102,9 @@ def refused(config: Any, *, left: str | None, device: str) -> str | None:
             "`enable_return_routed_experts` is set: no hand-over carries which experts the prompt's tokens went to, "
             "so a decode instance would answer with others. Leave it out."
         )
+    if config.model_config.enable_sleep_mode:
+        return (
+            "`enable_sleep_mode` is set: an engine that wakes has other GPU memory at the addresses that its peers "
+            "read, and holds would be confirmed whose bytes are lost. Leave it out."
+        )
     return None

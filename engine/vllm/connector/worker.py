@@ -210,13 +210,14 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._links.check_slot(engine_id, self.tp_mappings[engine_id].all_source_ranks, expected.slot)
         info = self.transfer_topo.get_engine_info(engine_id)
         ratio = self._physical_blocks_per_logical_kv_block
-        alike = info.remote_physical_blocks_per_logical == ratio and info.remote_block_size == self.block_size
+        pieces = self.transfer_topo.block_size_ratio(info.remote_block_size)
+        alike = info.remote_physical_blocks_per_logical == ratio and pieces == 1
         if self._digests is not None and (not alike or self.transfer_topo.tp_ratio(info.remote_tp_size) != 1):
             raise NotServed("its blocks are cut in another way, and their digests say nothing of ours")
-        if not alike:
-            return ()  # blocks of two sizes: vLLM's own rules, whose asserts end in a failed load
-        meta.remote.block_ids = _aligned(meta, self.dst_num_blocks[engine_id] // ratio)
-        return list(meta.remote.block_ids[0])
+        if info.remote_physical_blocks_per_logical != ratio:
+            raise NotServed("its attention divides blocks into other parts than ours: set the same `--block-size`")
+        meta.remote.block_ids = _aligned(meta, self.dst_num_blocks[engine_id] // ratio, pieces)
+        return list(meta.remote.block_ids[0]) if alike else ()
 
     def _read_blocks(self, **fields: Any) -> bool:
         """vLLM's; the notice of having read is kept until the slot has been read."""
@@ -282,7 +283,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if self._held.has_counts:
             self._told.counts.update(self._held.take_counts())
         if self._links.has_news:
-            self._told.peers.update(self._links.take_news())
+            self._told.peers.update({engine: {self.tp_rank: link} for engine, link in self._links.take_news().items()})
         if not self._told:
             return None  # most steps
         told, self._told = self._told, WorkerReport(Counter(), {}, {})
@@ -303,15 +304,21 @@ def _record(stats: Any, outcome: PullOutcome) -> None:
         stats.record_failed_notification()
 
 
-def _aligned(meta: Any, blocks_max: int) -> tuple[list[int], ...]:
-    """P's blocks for this prompt, from its first on: vLLM takes the needed number from the *end* of P's list."""
+def _aligned(meta: Any, blocks_max: int, pieces: int = 1) -> tuple[list[int], ...]:
+    """P's blocks for this prompt, so that vLLM reads each into its own place. A block here has `pieces` of P's.
+
+    Of blocks of one size, vLLM takes the needed number from the *end* of P's list: these are the prompt's, from its
+    first on. Of smaller ones it would do the same, but the last block here may have fewer than `pieces`: the end would
+    be another place. These are the needed ones alone, which vLLM takes from the first on.
+    """
     groups = []
     for group, local, cached in zip(
         meta.remote.block_ids, meta.local_block_ids, meta.local_num_computed_blocks, strict=True
     ):
-        needed = list(group)[: cached + len(local)]
-        if len(needed) < cached + len(local):
-            raise NotServed(f"{len(needed)} blocks are held, and {cached + len(local)} would be read")
+        first, end = (cached * pieces if pieces > 1 else 0), (cached + len(local)) * pieces
+        needed = list(group)[first:end]
+        if len(needed) <= end - first - pieces:
+            raise NotServed(f"{len(group)} blocks are held, and {end} would be read")
         if not all(0 <= block < blocks_max for block in needed):
             raise NotServed(f"a held block is not among the producer's {blocks_max} blocks")
         groups.append(needed)
