@@ -126,12 +126,12 @@ class LocalScaling:
 
     def _actuator(self, fleet: LocalFleet, agents: Agents) -> LocalActuator:
         pools = [pool for each in self._shell.plan.pools.values() for pool in each]
-        kinds = {
-            pool.name: LocalPool(
-                gpu=pool.footprint.gpu, gpus=pool.footprint.gpus, takes=self._templates[pool.name].engine != "mock"
+        kinds = {}
+        for pool in pools:
+            template, footprint = self._templates[pool.name], pool.footprint
+            kinds[pool.name] = LocalPool(
+                gpu=footprint.gpu, gpus=template.counts_as(footprint.gpus), takes=template.engine != "mock"
             )
-            for pool in pools
-        }
         places = Places(self._hardware.gpus, self._hardware.cores, sum(pool.max for pool in pools))
         used_mib = memory_used_mib if self._hardware.gpus else dict
         return LocalActuator(LocalChildren(fleet, self._wanted), kinds, places, self._beats, agents, used_mib=used_mib)

@@ -13,7 +13,7 @@ from cluster.spec.plan import PlannedInstance, one_of_each
 from cluster.spec.settings import NO_TIERS, KvTiers
 from engine.vllm.command import workers
 from engine.vllm.hardware import EngineHardware
-from engine.vllm.placement import MachineShare, share
+from engine.vllm.placement import MachineShare, of_type, share
 from engine.vllm.spec import ranks_in
 
 ENGINE_PORT = 8100
@@ -73,6 +73,12 @@ class WantedEngine:
     def gpus(self) -> int:
         """GPUs of the engine, by its vLLM flags."""
         return workers(self.vllm_args)
+
+    def counts_as(self, shape: int) -> int:
+        """GPUs that a controller counts for it. Words after ``--`` win over the file's shape, so its flags count. A
+        mock has no GPU: it counts as what it imitates, the `shape`.
+        """
+        return shape if self.engine == "mock" else self.gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,15 +208,21 @@ def place(wanted: list[WantedEngine], hardware: EngineHardware, most: int = 0) -
         UsageError: an engine needs more GPUs than the machine has.
         OSError: no port is free.
     """
-    largest = max(wanted, key=lambda each: each.gpus)
-    widest = largest.gpus
-    if hardware.gpus and widest > len(hardware.gpus):
-        raise UsageError(
-            f"instance {largest.name} needs {widest} GPUs, and this machine has {len(hardware.gpus)}: "
-            "lower its shape (tp, pp, dp), or -tp/-pp/-dp after --"
-        )
-    cores_for = max(most, len(wanted)) if not hardware.gpus else len(wanted)
-    shares = share(cores_for, hardware.gpus, hardware.cores, gpus_each=widest)[: len(wanted)]
+    for each in wanted if hardware.gpus else ():
+        fits = of_type(hardware.gpus, each.gpu)
+        if each.gpus > len(fits):
+            which = "GPUs" if len(fits) == len(hardware.gpus) else f"GPUs of type {each.gpu}"
+            raise UsageError(
+                f"instance {each.name} needs {each.gpus} {which}, and this machine has {len(fits)}: "
+                "lower its shape (tp, pp, dp), or -tp/-pp/-dp after --"
+            )
+    shares = share(
+        len(wanted) if hardware.gpus else max(most, len(wanted)),
+        hardware.gpus,
+        hardware.cores,
+        gpus_each=[each.gpus for each in wanted],
+        types=[each.gpu for each in wanted],
+    )[: len(wanted)]
     taken: set[int] = set()
     return [
         PlacedEngine(

@@ -66,6 +66,7 @@ class LocalPool:
     """What the instances of one pool take of the machine."""
 
     gpu: str
+    """Type of their GPUs; empty: any."""
     gpus: int
     takes: bool
     """Whether they take GPUs or cores at all; mocks do not."""
@@ -180,7 +181,7 @@ class LocalActuator:
         if used is None:
             return "the GPUs' memory in use is being read (nvidia-smi is slow)"
         self._recount()
-        return self._places.part(kind.gpus, used)
+        return self._places.part(kind.gpus, used, kind.gpu or None)
 
     async def _used(self) -> Mapping[str, int] | None:
         """Memory in use on each GPU, by its id; None: the driver is slow, and a later call gets this reading."""
