@@ -14,7 +14,6 @@ import platform
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from baton import compiled
-from engine.vllm.hardware import EngineHardware, find_hardware
+from engine.vllm.hardware import EngineHardware, answer_of, find_hardware
 from engine.vllm.placement import CudaGpu
 
 VLLM_PINNED = "0.32.0"
@@ -265,11 +264,8 @@ def _version(distribution: str) -> str | None:
 
 def _in_child(code: str) -> tuple[int, str]:
     """Run Python code in a child: its exit code and the last line it printed."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=CHILD_S, check=False
-        )
-    except subprocess.TimeoutExpired:
+    done = answer_of([sys.executable, "-c", code], CHILD_S)
+    if done is None:
         return 1, f"no answer within {CHILD_S:.0f} s"
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return done.returncode, lines[-1] if lines else f"exit code {done.returncode}"
