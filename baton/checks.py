@@ -21,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from baton import compiled
-from engine.vllm.hardware import EngineHardware, answer_of, find_hardware
+from engine.vllm.hardware import EngineHardware, answer_of, find_gpus, find_hardware
 from engine.vllm.placement import CudaGpu
 
 VLLM_PINNED = "0.32.0"
@@ -105,6 +105,10 @@ def check_gpu(hardware: EngineHardware) -> DoctorFinding:
     if hardware.lacks_gpu:
         fix = "make `nvidia-smi` work, name GPUs in CUDA_VISIBLE_DEVICES, or install vLLM's build for CPUs"
         return missing("GPU", "none found, and vLLM is the build for GPUs", fix)
+    unused = find_gpus(os.environ) if hardware.cpu_build else ()
+    if unused:
+        found = f"{'; '.join(map(_gpu, unused))}: not used, as vLLM is the build for CPUs"
+        return note("GPU", found, "run `make clean` and `make setup DEVICE=gpu`")
     return note("GPU", "none found: engines run on the CPU", "for NVIDIA GPUs, `nvidia-smi` must work")
 
 

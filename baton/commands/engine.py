@@ -329,12 +329,19 @@ def agent_host(asked: str | None, engine: str, *, guarded: bool) -> str:
 # -- from flags to a spec --
 
 
-def _found_device(hardware: EngineHardware) -> Device:
-    """The device of an engine for which no GPU is named.
+def _device(hardware: EngineHardware, named: str | None) -> Device:
+    """The device of an engine; `named`: the GPUs that the user names, if any.
 
     Raises:
-        UsageError: vLLM's build needs a GPU, and none is found.
+        UsageError: vLLM's build needs a GPU, and none is found; or it can use none, and the user names one.
     """
+    if named and hardware.cpu_build:
+        raise UsageError(
+            f"--gpu {named}: this Python has vLLM's build for CPUs ({hardware.vllm}), which uses no GPU. Install "
+            "vLLM's build for GPUs (`make clean` and `make setup DEVICE=gpu` in Baton's folder), or leave --gpu out"
+        )
+    if named:
+        return "gpu"
     if hardware.lacks_gpu:
         raise UsageError(
             "this Python has vLLM's build for GPUs, and no GPU is found: nvidia-smi is missing, fails or lists none, "
@@ -366,7 +373,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     _warn_unreachable(args)
     port = _port(args.host, args.port, "--port")
     check_instance_keys(ticket_keys, instance)
-    device: Device = "gpu" if gpus or mocked else _found_device(hardware)
+    device: Device = "gpu" if mocked else _device(hardware, args.gpu)
     ranks = ranks_in(tuple(args.vllm_args)) if not mocked else mock_ranks(tuple(args.vllm_args))
     connector = connector_for(
         args.transfer,

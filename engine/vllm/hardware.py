@@ -35,6 +35,8 @@ class EngineHardware:
     vllm: str | None
     """Version of vLLM; None if it is not installed."""
     nixl: str | None
+    cpu_build: bool = False
+    """Whether vLLM is the build for CPUs, which can use no GPU."""
     lacks_gpu: bool = False
     """Whether vLLM is the build for GPUs, and no GPU was found: it would start as on a CPU, and fail or be slow."""
 
@@ -48,10 +50,16 @@ def find_hardware(environ: Mapping[str, str] | None = None) -> EngineHardware:
     """Look at the machine and at this Python's packages."""
     environ = os.environ if environ is None else environ
     vllm, for_cpu = _vllm()
-    gpus = () if for_cpu else visible_gpus(_ask_nvidia(), environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus = () if for_cpu else find_gpus(environ)
     lacks_gpu = vllm not in {None, UNKNOWN} and not for_cpu and not gpus
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    return EngineHardware(gpus=gpus, cores=cores, vllm=vllm, nixl=_version("nixl"), lacks_gpu=lacks_gpu)
+    nixl = _version("nixl")
+    return EngineHardware(gpus=gpus, cores=cores, vllm=vllm, nixl=nixl, cpu_build=for_cpu, lacks_gpu=lacks_gpu)
+
+
+def find_gpus(environ: Mapping[str, str]) -> tuple[CudaGpu, ...]:
+    """The machine's GPUs, under `CUDA_VISIBLE_DEVICES` if it is set, whatever vLLM's build."""
+    return visible_gpus(_ask_nvidia(), environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def memory_used_mib() -> dict[str, int]:

@@ -179,6 +179,15 @@ def test_addresses_that_may_be_announced(capsys: pytest.CaptureFixture[str], wor
     assert not capsys.readouterr().err
 
 
+def test_a_gpu_that_vllms_build_for_cpus_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would run on the CPU, without what makes it fit there, and nothing would say so."""
+    monkeypatch.setattr(engine, "find_hardware", lambda _: replace(CPU, vllm="0.32.0+cpu", cpu_build=True))
+    with pytest.raises(UsageError, match=r"--gpu 1: this Python has vLLM's build for CPUs \(0.32.0\+cpu\)"):
+        spec_of("--gpu", "1")
+    assert spec_of().device == "cpu"
+    assert spec_of("--engine", "mock", "--gpu", "1").device == "gpu"
+
+
 def test_a_gpu_is_used_when_there_is_one_or_when_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert spec_of("--gpu", "1, 2").gpus == ("1", "2")
     assert spec_of("--gpu", "1").device == "gpu"

@@ -75,7 +75,7 @@ def test_without_nvidia_smi_the_gpus_are_those_that_the_user_names(
 def test_the_cpu_build_does_not_use_gpus(two_gpus: None, installed: dict[str, str], build: dict[str, str]) -> None:
     installed |= build
     found = find_hardware({})
-    assert (found.device, found.gpus) == ("cpu", ())
+    assert (found.device, found.gpus, found.cpu_build) == ("cpu", (), True)
     assert found.vllm in build.values()
     assert not found.lacks_gpu
 
