@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 from baton.local import free_port
 from baton.mock_command import mock_args, mock_ranks
@@ -15,6 +18,7 @@ from engine.vllm.command import workers
 from engine.vllm.hardware import EngineHardware
 from engine.vllm.placement import MachineShare, of_type, share
 from engine.vllm.spec import ranks_in
+from goodput.actuate.places import IDLE_MIB
 
 ENGINE_PORT = 8100
 AGENT_PORT = 8200
@@ -26,6 +30,9 @@ TINY_NAME = "baton-tiny"
 """In a cluster file: the model that ships."""
 
 LOOPBACK = "127.0.0.1"
+
+
+NOTHING_USED: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,29 +203,33 @@ def _wanted(spec: Spec, each: PlannedInstance, vllm_args: list[str], engine: str
     )
 
 
-def place(wanted: list[WantedEngine], hardware: EngineHardware, most: int = 0) -> list[PlacedEngine]:
+def place(
+    wanted: list[WantedEngine], hardware: EngineHardware, most: int = 0, used_mib: Mapping[str, int] = NOTHING_USED
+) -> list[PlacedEngine]:
     """Give each engine its cores or GPUs and its ports.
 
     Args:
         wanted: the engines to start.
         hardware: of this machine.
         most: most engines that there may be later: without GPUs, each gets its share of the cores among so many.
+        used_mib: memory in use on each GPU, by its id: GPUs on which other programs have a model come last.
 
     Raises:
         UsageError: an engine needs more GPUs than the machine has.
         OSError: no port is free.
     """
-    for each in wanted if hardware.gpus else ():
-        fits = of_type(hardware.gpus, each.gpu)
+    gpus = sorted(hardware.gpus, key=lambda gpu: used_mib.get(gpu.id, 0) > IDLE_MIB)
+    for each in wanted if gpus else ():
+        fits = of_type(gpus, each.gpu)
         if each.gpus > len(fits):
-            which = "GPUs" if len(fits) == len(hardware.gpus) else f"GPUs of type {each.gpu}"
+            which = "GPUs" if len(fits) == len(gpus) else f"GPUs of type {each.gpu}"
             raise UsageError(
                 f"instance {each.name} needs {each.gpus} {which}, and this machine has {len(fits)}: "
                 "lower its shape (tp, pp, dp), or -tp/-pp/-dp after --"
             )
     shares = share(
-        len(wanted) if hardware.gpus else max(most, len(wanted)),
-        hardware.gpus,
+        len(wanted) if gpus else max(most, len(wanted)),
+        gpus,
         hardware.cores,
         gpus_each=[each.gpus for each in wanted],
         types=[each.gpu for each in wanted],

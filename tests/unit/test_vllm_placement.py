@@ -57,9 +57,11 @@ def no_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.plan.free_port", lambda _, first, __, **___: first)
 
 
-def placed(wanted: list[WantedEngine], found: list[CudaGpu]) -> dict[str, MachineShare]:
+def placed(
+    wanted: list[WantedEngine], found: list[CudaGpu], used_mib: dict[str, int] | None = None
+) -> dict[str, MachineShare]:
     hardware = EngineHardware(gpus=tuple(found), cores=(0,), vllm=None, nixl=None)
-    return {each.wanted.name: each.placed for each in place(wanted, hardware)}
+    return {each.wanted.name: each.placed for each in place(wanted, hardware, 0, used_mib or {})}
 
 
 def test_each_engine_gets_as_many_gpus_as_its_own_flags_say(no_ports: None) -> None:
@@ -76,6 +78,14 @@ def test_prefill_context_parallel_ranks_have_a_gpu_each() -> None:
     """vLLM's own sum (`ParallelConfig.world_size`); decode context parallel ranks are the tensor parallel ones."""
     flags = ("-tp", "2", "--prefill-context-parallel-size", "2", "--decode-context-parallel-size", "2")
     assert engine("prefill-0", *flags).gpus == 4
+
+
+def test_a_gpu_with_another_programs_model_comes_last(no_ports: None) -> None:
+    """vLLM does not start where less is free than it would take, while other GPUs are idle."""
+    used = {"0": 40_000, "1": 500, "2": 40_000}
+    got = placed([engine("prefill-0"), engine("decode-0")], gpus(4), used)
+    assert (got["prefill-0"].gpus, got["decode-0"].gpus) == (("1",), ("3",))
+    assert placed([engine("both-0", "-tp", "3")], gpus(4), used)["both-0"].gpus == ("1", "3", "0")
 
 
 def typed(*names: str) -> list[CudaGpu]:
