@@ -60,7 +60,7 @@ from engine.vllm.hardware import EngineHardware, find_hardware
 from engine.vllm.logfile import default_path
 from engine.vllm.placement import CudaGpu, measures_memory
 from engine.vllm.spec import Connector, Device, EngineSpec, given, ranks_in, value_of
-from engine.vllm.supervise import START_MAX_S, EngineState
+from engine.vllm.supervise import EngineState
 from engine.vllm.tiers import FOLDER_PREFIX, GIB, Tiers
 from engine.vllm.transfer import ASKED, connector_for, left_by_flags
 from engine.vllm.turns import StartTurns
@@ -73,6 +73,10 @@ from prefill.rules import PrefillRules
 FREE_PORTS = range(20000, 32000)
 """Ports to choose from if port 0 is given: below Linux's ephemeral range. An engine opens its port half a minute after
 Baton chose it; until then an outgoing connection of any program could take an ephemeral port."""
+
+START_S = 1800.0
+"""Default of --start-timeout, as `kubernetes.start_s`: 140 GB of weights take 19 minutes to come at 1 Gbit/s, then they
+are loaded and compiled. An engine that dies is told at once; this limit ends one that hangs."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -143,9 +147,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--start-timeout",
         type=float,
-        default=START_MAX_S,
+        default=START_S,
         metavar="SECONDS",
-        help="until the first token (default 600)",
+        help="until the first token, a download included (default %(default)g)",
     )
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="environment of vLLM; no secrets: visible")
     add("--log-file", type=Path, metavar="FILE", help="vLLM's log (default: $XDG_STATE_HOME/baton/logs/NAME.log)")

@@ -20,6 +20,7 @@ from cluster.instance import Role
 from engine.vllm.hardware import EngineHardware
 from engine.vllm.placement import CudaGpu
 from engine.vllm.spec import EngineSpec
+from k8s.crd.settings import Kubernetes
 from sim.instance import rules_of
 
 pytestmark = pytest.mark.sockets
@@ -47,6 +48,13 @@ def test_without_a_model_the_bundled_one_is_served() -> None:
     assert Path(spec.model).name == "model"
     assert (spec.served_name, spec.dtype, spec.max_model_len) == ("baton-tiny", "float32", 2048)
     assert (spec.instance, spec.role, spec.device) == ("both-0", Role.BOTH, "cpu")
+
+
+def test_a_start_may_take_as_long_as_in_a_pod() -> None:
+    """`baton up` has no flag for it, and its first start may download the weights."""
+    parser = argparse.ArgumentParser()
+    engine.add_arguments(parser)
+    assert parser.parse_args([]).start_timeout == Kubernetes().start_s
 
 
 def test_vllms_build_for_gpus_is_not_started_as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
