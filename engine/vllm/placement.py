@@ -154,7 +154,8 @@ def _named(noun: str, ids: tuple[str, ...]) -> str:
 def visible_gpus(listed: str | None, visible: str | None) -> tuple[CudaGpu, ...]:
     """The GPUs CUDA will see: nvidia-smi's lines `index, uuid, MiB, name` under CUDA_VISIBLE_DEVICES' rules.
 
-    `visible` holds indices, UUIDs or beginnings of UUIDs; the first one that names no GPU ends the list, as in CUDA.
+    `visible` holds indices, UUIDs or beginnings of UUIDs; the first one that names no GPU ends the list, and one
+    that names a GPU again leaves none at all, as in CUDA.
     Parts of a GPU (``MIG-...``) are not in nvidia-smi's list and are accepted unchecked; so are all others if
     nvidia-smi is missing or fails (`listed` is None), as in images that have the driver's libraries only.
     """
@@ -167,15 +168,18 @@ def visible_gpus(listed: str | None, visible: str | None) -> tuple[CudaGpu, ...]
             found[index] = (uuid, CudaGpu(id=index, name=name, memory_mib=int(memory) if memory.isdecimal() else 0))
     if visible is None:
         return tuple(gpu for _, gpu in found.values())
-    chosen: list[CudaGpu] = []
+    chosen: dict[str, CudaGpu] = {}
     for word in (each.strip() for each in visible.split(",")):
         by_uuid = [gpu for uuid, gpu in found.values() if word.startswith("GPU-") and uuid.startswith(word)]
         if word in found:
-            chosen.append(found[word][1])
+            gpu = found[word][1]
         elif len(by_uuid) == 1:
-            chosen.append(by_uuid[0])
+            gpu = by_uuid[0]
         elif word.startswith(unlisted):
-            chosen.append(CudaGpu(id=word))
+            gpu = CudaGpu(id=word)
         else:
             break
-    return tuple(chosen)
+        if gpu.id in chosen:
+            return ()
+        chosen[gpu.id] = gpu
+    return tuple(chosen.values())

@@ -208,6 +208,8 @@ def test_a_share_as_flags_and_in_words(part: MachineShare, flags: list[str], wor
         ("GPU-bbbb", ["1"]),
         ("MIG-x/1", ["MIG-x/1"]),
         (" 0 , 1 ", ["0", "1"]),
+        ("0,0,1", []),
+        ("MIG-x,MIG-x", []),
     ],
 )
 def test_visible_gpus_follow_cudas_rules(visible: str | None, ids: list[str]) -> None:
