@@ -24,6 +24,7 @@ from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from baton.checks import VLLM_PINNED
 from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command, mock_ranks
@@ -56,7 +57,7 @@ from engine.agent.rules import RoleRules
 from engine.vllm.child import EngineChange, EngineProcess, rules_for
 from engine.vllm.command import workers
 from engine.vllm.evictions import SOCKET, events_path
-from engine.vllm.hardware import EngineHardware, find_hardware
+from engine.vllm.hardware import UNKNOWN, EngineHardware, find_hardware
 from engine.vllm.logfile import default_path
 from engine.vllm.placement import CudaGpu, measures_memory
 from engine.vllm.spec import Connector, Device, EngineSpec, given, ranks_in, value_of
@@ -355,6 +356,21 @@ def _device(hardware: EngineHardware, named: str | None) -> Device:
     return hardware.device
 
 
+def _check_packages(hardware: EngineHardware, vllm_args: tuple[str, ...], name: str) -> None:
+    """Raise UsageError if vLLM or NIXL is missing. Without NIXL, vLLM would end after it has loaded the weights. Say if
+    Baton is not tested with this vLLM. `name`: the instance's.
+    """
+    if hardware.vllm is None:
+        raise UsageError("vLLM is not installed in this Python: `pip install vllm`, or `make setup` in Baton's folder")
+    if hardware.nixl is None and not given(vllm_args, "--kv-transfer-config"):
+        raise UsageError(
+            "NIXL is not installed in this Python, and engines hand their KV caches over with it: `pip install nixl`, "
+            "or `make setup` in Baton's folder"
+        )
+    if hardware.vllm != UNKNOWN and not hardware.vllm.startswith(VLLM_PINNED):
+        say(f"baton: {name}: vLLM {hardware.vllm}; Baton is tested with {VLLM_PINNED}")
+
+
 def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     """The engine that the flags describe.
 
@@ -364,8 +380,8 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     role = Role(args.role)
     hardware = find_hardware(environ)
     mocked = args.engine == "mock"
-    if hardware.vllm is None and not mocked:
-        raise UsageError("vLLM is not installed in this Python: `pip install vllm`, or `make setup` in Baton's folder")
+    if not mocked:
+        _check_packages(hardware, tuple(args.vllm_args), args.name or f"{role}-0")
     gpus = tuple(word.strip() for word in args.gpu.split(",")) if args.gpu else ()
     side_channel_port = args.side_channel_port or _port_in(environ, "VLLM_NIXL_SIDE_CHANNEL_PORT")
     side_channel_host = args.side_channel_host or environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST") or _reachable(args.host)

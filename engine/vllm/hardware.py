@@ -53,7 +53,7 @@ def find_hardware(environ: Mapping[str, str] | None = None) -> EngineHardware:
     gpus = () if for_cpu else find_gpus(environ)
     lacks_gpu = vllm not in {None, UNKNOWN} and not for_cpu and not gpus
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    nixl = _version("nixl")
+    nixl = _version("nixl") or _version("nixl_rocm")
     return EngineHardware(gpus=gpus, cores=cores, vllm=vllm, nixl=nixl, cpu_build=for_cpu, lacks_gpu=lacks_gpu)
 
 

@@ -187,6 +187,28 @@ def test_addresses_that_may_be_announced(capsys: pytest.CaptureFixture[str], wor
     assert not capsys.readouterr().err
 
 
+def test_without_nixl_no_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM says so only when the weights are loaded and compiled: after minutes."""
+    monkeypatch.setattr(engine, "find_hardware", lambda _: replace(GPU, nixl=None))
+    with pytest.raises(UsageError, match="NIXL is not installed in this Python"):
+        spec_of()
+    assert spec_of("--engine", "mock")
+    assert spec_of(vllm_args=("--kv-transfer-config", "{}"))
+
+
+@pytest.mark.parametrize(("version", "told"), [("0.11.2", True), ("0.32.0+cu130", False), ("unknown", False)])
+def test_another_version_of_vllm_is_told(
+    version: str, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may end with "unrecognized arguments", and they are none of the user's."""
+    monkeypatch.setattr(engine, "find_hardware", lambda _: replace(GPU, vllm=version))
+    spec_of()
+    said = capsys.readouterr().err
+    assert said == ("baton: both-0: vLLM 0.11.2; Baton is tested with 0.32.0\n" if told else "")
+    spec_of("--engine", "mock")
+    assert capsys.readouterr().err == ""
+
+
 def test_a_gpu_that_vllms_build_for_cpus_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would run on the CPU, without what makes it fit there, and nothing would say so."""
     monkeypatch.setattr(engine, "find_hardware", lambda _: replace(CPU, vllm="0.32.0+cpu", cpu_build=True))
