@@ -224,7 +224,7 @@ def place(
         if each.gpus > len(fits):
             which = "GPUs" if len(fits) == len(gpus) else f"GPUs of type {each.gpu}"
             raise UsageError(
-                f"instance {each.name} needs {each.gpus} {which}, and this machine has {len(fits)}: "
+                f"instance {each.name} needs {each.gpus} {which}, and {len(fits)} can be used here (`baton doctor`): "
                 "lower its shape (tp, pp, dp), or -tp/-pp/-dp after --"
             )
     shares = share(

@@ -43,7 +43,8 @@ def test_an_instance_that_is_too_large_is_named_with_what_makes_it_so() -> None:
     with pytest.raises(UsageError) as refused:
         place([small, large], hardware)
     assert str(refused.value) == (
-        "instance decode-0 needs 4 GPUs, and this machine has 2: lower its shape (tp, pp, dp), or -tp/-pp/-dp after --"
+        "instance decode-0 needs 4 GPUs, and 2 can be used here (`baton doctor`): lower its shape (tp, pp, dp), or "
+        "-tp/-pp/-dp after --"
     )
 
 
@@ -126,7 +127,7 @@ def test_a_type_that_the_machine_does_not_have_or_tell_leaves_all_gpus(no_ports:
 
 
 def test_an_instance_that_needs_more_gpus_of_its_type_than_there_are_is_refused() -> None:
-    with pytest.raises(UsageError, match="instance both-0 needs 2 GPUs of type L40S, and this machine has 1: "):
+    with pytest.raises(UsageError, match="instance both-0 needs 2 GPUs of type L40S, and 1 can be used here"):
         placed([engine("both-0", "-tp", "2", gpu="L40S")], typed(H100, H100, L40S))
 
 
