@@ -94,8 +94,8 @@ def of_type(gpus: Sequence[CudaGpu], wanted: str | None) -> tuple[CudaGpu, ...]:
 
 
 def emptiest(gpus: Sequence[CudaGpu], count: int, load: Mapping[str, int]) -> tuple[str, ...]:
-    """The ids of `count` of these GPUs, of which there are enough: those with the fewest engines on the fullest of
-    them, and of one type if that makes none fuller. `load`: engines on each GPU, by its id.
+    """The ids of `count` of these GPUs, of which there are enough: those with the least load on the fullest of them,
+    and of one type if that makes none fuller. `load`: of each GPU by its id, engines or whatever is to be avoided.
     """
     alike = [[gpu for gpu in gpus if gpu.name == name] for name in dict.fromkeys(gpu.name for gpu in gpus)]
     chosen = [sorted(group, key=lambda gpu: load[gpu.id])[:count] for group in (*alike, gpus) if len(group) >= count]

@@ -22,11 +22,18 @@ class Places:
         self._parts: Final = split(cores, most) if cores and most <= len(cores) else ()
         self._most: Final = most
         self._taken: Final[dict[str, MachineShare]] = {}
+        self._failures: Final = dict.fromkeys((gpu.id for gpu in gpus), 0)
+        """Engines that have failed for good on each GPU, by its id."""
 
     def taken(self, shares: Mapping[str, MachineShare]) -> None:
         """Set what engines have now, by their names."""
         self._taken.clear()
         self._taken.update(shares)
+
+    def failed(self, share: MachineShare) -> None:
+        """An engine has failed for good there. Its GPUs may be broken: they are given to another engine last."""
+        for gpu in share.gpus:
+            self._failures[gpu] = self._failures.get(gpu, 0) + 1
 
     def part(
         self, gpus_each: int, others: Mapping[str, int] | None = None, wanted: str | None = None
@@ -47,7 +54,7 @@ class Places:
         ours = [gpu for gpu in fits if gpu.id not in busy]
         free = [gpu for gpu in ours if others.get(gpu.id, 0) <= IDLE_MIB]
         if len(free) >= count:
-            return MachineShare(gpus=emptiest(free, count, dict.fromkeys((gpu.id for gpu in free), 0)))
+            return MachineShare(gpus=emptiest(free, count, self._failures))
         theirs = f", {len(ours) - len(free)} used by other programs" if len(free) < len(ours) else ""
         which = "GPU" if len(fits) == len(self._gpus) else f"GPU of type {wanted}"
         return f"no {which} is free: {len(fits) - len(ours)} of {len(fits)} in use{theirs}, {count} wanted"

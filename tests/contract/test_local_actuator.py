@@ -253,6 +253,24 @@ async def test_a_failed_engine_holds_no_gpu_and_its_name_may_be_used_again() -> 
     assert set(await rig.seen()) == {"decode-1"}
 
 
+async def test_a_gpu_on_which_engines_fail_is_taken_last() -> None:
+    """It may be broken; the next engine would fail there, too, while others are free."""
+    rig = Rig()
+
+    async def fails(name: str) -> str:
+        await rig.start(name)
+        child = rig.processes.there[InstanceId(name)]
+        rig.processes.there[InstanceId(name)] = replace(child, failed="exit code 1")
+        await rig.seen()
+        await rig.seen()
+        await rig.actuator.stop(Stop(instance=InstanceId(name)))
+        return child.share.gpus[0]
+
+    assert [await fails(f"decode-{number}") for number in range(4)] == ["0", "1", "2", "0"]
+    await rig.start("decode-1")
+    assert rig.processes.there[InstanceId("decode-1")].share.gpus == ("1",)
+
+
 async def test_mocks_take_neither_gpus_nor_cores() -> None:
     rig = Rig(GPUS[:1], takes=False)
     for number in range(6):
