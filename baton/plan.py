@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from baton.local import free_port
+from baton.local import free_ports
 from baton.mock_command import mock_args, mock_ranks
 from cluster.errors import UsageError
 from cluster.instance import Role
@@ -25,6 +25,8 @@ AGENT_PORT = 8200
 SIDE_CHANNEL_PORT = 5600
 SIDE_CHANNEL_STEP = 32
 """vLLM adds the data-parallel rank to a side channel's port: leave room between two engines."""
+
+PORTS_END = 1 << 16
 
 TINY_NAME = "baton-tiny"
 """In a cluster file: the model that ships."""
@@ -235,13 +237,23 @@ def place(
         types=[each.gpu for each in wanted],
     )[: len(wanted)]
     taken: set[int] = set()
-    return [
-        PlacedEngine(
-            wanted=each,
-            port=free_port(LOOPBACK, ENGINE_PORT, taken),
-            agent_port=free_port(LOOPBACK, AGENT_PORT, taken),
-            side_channel_port=free_port(LOOPBACK, SIDE_CHANNEL_PORT, taken, step=SIDE_CHANNEL_STEP),
-            placed=placed,
-        )
-        for each, placed in zip(wanted, shares, strict=True)
-    ]
+    return [placed_engine(each, placed, taken) for each, placed in zip(wanted, shares, strict=True)]
+
+
+def placed_engine(wanted: WantedEngine, placed: MachineShare, taken: set[int]) -> PlacedEngine:
+    """An engine on its part of the machine, with free ports; they are added to `taken`.
+
+    Raises:
+        OSError: no port is free.
+    """
+    port, agent_port, side_channel_port = free_ports(LOOPBACK, _PORTS, taken)
+    return PlacedEngine(
+        wanted=wanted, port=port, agent_port=agent_port, side_channel_port=side_channel_port, placed=placed
+    )
+
+
+_PORTS: Final = (
+    range(ENGINE_PORT, PORTS_END),
+    range(AGENT_PORT, PORTS_END),
+    range(SIDE_CHANNEL_PORT, PORTS_END, SIDE_CHANNEL_STEP),
+)

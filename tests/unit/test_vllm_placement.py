@@ -55,7 +55,7 @@ def engine(name: str, *vllm_args: str, gpu: str | None = None) -> WantedEngine:
 @pytest.fixture
 def no_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take ports without a look at the network."""
-    monkeypatch.setattr("baton.plan.free_port", lambda _, first, __, **___: first)
+    monkeypatch.setattr("baton.local.is_free", lambda _, __: True)
 
 
 def placed(
@@ -87,6 +87,15 @@ def test_a_gpu_with_another_programs_model_comes_last(no_ports: None) -> None:
     got = placed([engine("prefill-0"), engine("decode-0")], gpus(4), used)
     assert (got["prefill-0"].gpus, got["decode-0"].gpus) == (("1",), ("3",))
     assert placed([engine("both-0", "-tp", "3")], gpus(4), used)["both-0"].gpus == ("1", "3", "0")
+
+
+def test_a_cluster_that_starts_meanwhile_has_other_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its agents listen, and its engines will in half a minute: 8100 and 5600 are free until then."""
+    listening = {8200, 8202}
+    monkeypatch.setattr("baton.local.is_free", lambda _, port: port not in listening)
+    hardware = EngineHardware(gpus=(), cores=(0,), vllm=None, nixl=None)
+    got = place([engine("prefill-0"), engine("decode-0")], hardware)
+    assert [each.ports for each in got] == [(8101, 8201, 5632), (8103, 8203, 5696)]
 
 
 def typed(*names: str) -> list[CudaGpu]:
