@@ -14,7 +14,6 @@ import platform
 import resource
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from baton import compiled
-from engine.vllm.hardware import EngineHardware, find_hardware
+from engine.vllm.hardware import EngineHardware, answer_of, find_gpus, find_hardware
 from engine.vllm.placement import CudaGpu
 
 VLLM_PINNED = "0.32.0"
@@ -106,6 +105,10 @@ def check_gpu(hardware: EngineHardware) -> DoctorFinding:
     if hardware.lacks_gpu:
         fix = "make `nvidia-smi` work, name GPUs in CUDA_VISIBLE_DEVICES, or install vLLM's build for CPUs"
         return missing("GPU", "none found, and vLLM is the build for GPUs", fix)
+    unused = find_gpus(os.environ) if hardware.cpu_build else ()
+    if unused:
+        found = f"{'; '.join(map(_gpu, unused))}: not used, as vLLM is the build for CPUs"
+        return note("GPU", found, "run `make clean` and `make setup DEVICE=gpu`")
     return note("GPU", "none found: engines run on the CPU", "for NVIDIA GPUs, `nvidia-smi` must work")
 
 
@@ -265,11 +268,8 @@ def _version(distribution: str) -> str | None:
 
 def _in_child(code: str) -> tuple[int, str]:
     """Run Python code in a child: its exit code and the last line it printed."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=CHILD_S, check=False
-        )
-    except subprocess.TimeoutExpired:
+    done = answer_of([sys.executable, "-c", code], CHILD_S)
+    if done is None:
         return 1, f"no answer within {CHILD_S:.0f} s"
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return done.returncode, lines[-1] if lines else f"exit code {done.returncode}"

@@ -341,7 +341,10 @@ def _fill_board(fleet: LocalFleet) -> None:
     if fleet.controller is not None:
         fleet.board.add("controller", "starts engines on Ray")
     for member in fleet.members:
-        fleet.board.add(member.name, f"{member.planned.url} on {member.planned.placed}")
+        placed = member.planned.placed
+        fleet.board.add(member.name, f"{member.planned.url} on {placed}")
+        if placed.gpus:
+            fleet.board.update(member.name, "starting", str(placed))  # lines of a log have no column for it
 
 
 def all_up(fleet: LocalFleet, seen: list[dict[str, Any]]) -> bool:

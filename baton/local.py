@@ -165,14 +165,17 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def free_port(host: str, first: int, taken: set[int], *, step: int = 1) -> int:
-    """The first free port of `first`, `first + step` and so on that is not in `taken`; adds it to `taken`.
+def free_ports(host: str, rows: Sequence[range], taken: set[int]) -> tuple[int, ...]:
+    """One port of each row: those at the first place where all are free and none is in `taken`; adds them to `taken`.
+
+    One place for all, as an engine opens its ports half a minute after its agent: another cluster that starts meanwhile
+    sees by the agent's port that the engine's is given away.
 
     Raises:
         OSError: there is none.
     """
-    for port in range(first, 65536, step):
-        if port not in taken and is_free(host, port):
-            taken.add(port)
-            return port
-    raise OSError(f"no free port from {first} on")
+    for ports in zip(*rows, strict=False):
+        if taken.isdisjoint(ports) and all(is_free(host, port) for port in ports):
+            taken.update(ports)
+            return ports
+    raise OSError(f"no free ports from {' and '.join(str(row.start) for row in rows)} on")

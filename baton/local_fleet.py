@@ -9,16 +9,7 @@ from typing import Final
 
 from baton.changing import Changing
 from baton.fleet import LocalFleet
-from baton.local import free_port
-from baton.plan import (
-    AGENT_PORT,
-    ENGINE_PORT,
-    LOOPBACK,
-    SIDE_CHANNEL_PORT,
-    SIDE_CHANNEL_STEP,
-    PlacedEngine,
-    WantedEngine,
-)
+from baton.plan import WantedEngine, placed_engine
 from baton.scaling import ScalingPlan, ScalingShell
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
@@ -54,14 +45,7 @@ class LocalChildren:
         ]
 
     def begin(self, name: InstanceId, pool: str, share: MachineShare) -> None:
-        taken = self._fleet.members.ports
-        planned = PlacedEngine(
-            wanted=self._make(name, pool),
-            port=free_port(LOOPBACK, ENGINE_PORT, taken),
-            agent_port=free_port(LOOPBACK, AGENT_PORT, taken),
-            side_channel_port=free_port(LOOPBACK, SIDE_CHANNEL_PORT, taken, step=SIDE_CHANNEL_STEP),
-            placed=share,
-        )
+        planned = placed_engine(self._make(name, pool), share, self._fleet.members.ports)
         self._fleet.begin_engine(planned, pool)
 
     def drain(self, name: InstanceId, deadline_s: float) -> None:
@@ -126,12 +110,12 @@ class LocalScaling:
 
     def _actuator(self, fleet: LocalFleet, agents: Agents) -> LocalActuator:
         pools = [pool for each in self._shell.plan.pools.values() for pool in each]
-        kinds = {
-            pool.name: LocalPool(
-                gpu=pool.footprint.gpu, gpus=pool.footprint.gpus, takes=self._templates[pool.name].engine != "mock"
+        kinds = {}
+        for pool in pools:
+            template, footprint = self._templates[pool.name], pool.footprint
+            kinds[pool.name] = LocalPool(
+                gpu=footprint.gpu, gpus=template.counts_as(footprint.gpus), takes=template.engine != "mock"
             )
-            for pool in pools
-        }
         places = Places(self._hardware.gpus, self._hardware.cores, sum(pool.max for pool in pools))
         used_mib = memory_used_mib if self._hardware.gpus else dict
         return LocalActuator(LocalChildren(fleet, self._wanted), kinds, places, self._beats, agents, used_mib=used_mib)

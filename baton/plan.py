@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
-from baton.local import free_port
+from baton.local import free_ports
 from baton.mock_command import mock_args, mock_ranks
 from cluster.errors import UsageError
 from cluster.instance import Role
@@ -13,8 +16,9 @@ from cluster.spec.plan import PlannedInstance, one_of_each
 from cluster.spec.settings import NO_TIERS, KvTiers
 from engine.vllm.command import workers
 from engine.vllm.hardware import EngineHardware
-from engine.vllm.placement import MachineShare, share
+from engine.vllm.placement import MachineShare, of_type, share
 from engine.vllm.spec import ranks_in
+from goodput.actuate.places import IDLE_MIB
 
 ENGINE_PORT = 8100
 AGENT_PORT = 8200
@@ -22,10 +26,15 @@ SIDE_CHANNEL_PORT = 5600
 SIDE_CHANNEL_STEP = 32
 """vLLM adds the data-parallel rank to a side channel's port: leave room between two engines."""
 
+PORTS_END = 1 << 16
+
 TINY_NAME = "baton-tiny"
 """In a cluster file: the model that ships."""
 
 LOOPBACK = "127.0.0.1"
+
+
+NOTHING_USED: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +82,12 @@ class WantedEngine:
     def gpus(self) -> int:
         """GPUs of the engine, by its vLLM flags."""
         return workers(self.vllm_args)
+
+    def counts_as(self, shape: int) -> int:
+        """GPUs that a controller counts for it. Words after ``--`` win over the file's shape, so its flags count. A
+        mock has no GPU: it counts as what it imitates, the `shape`.
+        """
+        return shape if self.engine == "mock" else self.gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,35 +205,55 @@ def _wanted(spec: Spec, each: PlannedInstance, vllm_args: list[str], engine: str
     )
 
 
-def place(wanted: list[WantedEngine], hardware: EngineHardware, most: int = 0) -> list[PlacedEngine]:
+def place(
+    wanted: list[WantedEngine], hardware: EngineHardware, most: int = 0, used_mib: Mapping[str, int] = NOTHING_USED
+) -> list[PlacedEngine]:
     """Give each engine its cores or GPUs and its ports.
 
     Args:
         wanted: the engines to start.
         hardware: of this machine.
         most: most engines that there may be later: without GPUs, each gets its share of the cores among so many.
+        used_mib: memory in use on each GPU, by its id: GPUs on which other programs have a model come last.
 
     Raises:
         UsageError: an engine needs more GPUs than the machine has.
         OSError: no port is free.
     """
-    largest = max(wanted, key=lambda each: each.gpus)
-    widest = largest.gpus
-    if hardware.gpus and widest > len(hardware.gpus):
-        raise UsageError(
-            f"instance {largest.name} needs {widest} GPUs, and this machine has {len(hardware.gpus)}: "
-            "lower its shape (tp, pp, dp), or -tp/-pp/-dp after --"
-        )
-    cores_for = max(most, len(wanted)) if not hardware.gpus else len(wanted)
-    shares = share(cores_for, hardware.gpus, hardware.cores, gpus_each=widest)[: len(wanted)]
+    gpus = sorted(hardware.gpus, key=lambda gpu: used_mib.get(gpu.id, 0) > IDLE_MIB)
+    for each in wanted if gpus else ():
+        fits = of_type(gpus, each.gpu)
+        if each.gpus > len(fits):
+            which = "GPUs" if len(fits) == len(gpus) else f"GPUs of type {each.gpu}"
+            raise UsageError(
+                f"instance {each.name} needs {each.gpus} {which}, and {len(fits)} can be used here (`baton doctor`): "
+                "lower its shape (tp, pp, dp), or -tp/-pp/-dp after --"
+            )
+    shares = share(
+        len(wanted) if gpus else max(most, len(wanted)),
+        gpus,
+        hardware.cores,
+        gpus_each=[each.gpus for each in wanted],
+        types=[each.gpu for each in wanted],
+    )[: len(wanted)]
     taken: set[int] = set()
-    return [
-        PlacedEngine(
-            wanted=each,
-            port=free_port(LOOPBACK, ENGINE_PORT, taken),
-            agent_port=free_port(LOOPBACK, AGENT_PORT, taken),
-            side_channel_port=free_port(LOOPBACK, SIDE_CHANNEL_PORT, taken, step=SIDE_CHANNEL_STEP),
-            placed=placed,
-        )
-        for each, placed in zip(wanted, shares, strict=True)
-    ]
+    return [placed_engine(each, placed, taken) for each, placed in zip(wanted, shares, strict=True)]
+
+
+def placed_engine(wanted: WantedEngine, placed: MachineShare, taken: set[int]) -> PlacedEngine:
+    """An engine on its part of the machine, with free ports; they are added to `taken`.
+
+    Raises:
+        OSError: no port is free.
+    """
+    port, agent_port, side_channel_port = free_ports(LOOPBACK, _PORTS, taken)
+    return PlacedEngine(
+        wanted=wanted, port=port, agent_port=agent_port, side_channel_port=side_channel_port, placed=placed
+    )
+
+
+_PORTS: Final = (
+    range(ENGINE_PORT, PORTS_END),
+    range(AGENT_PORT, PORTS_END),
+    range(SIDE_CHANNEL_PORT, PORTS_END, SIDE_CHANNEL_STEP),
+)

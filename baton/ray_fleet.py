@@ -96,12 +96,16 @@ def ray_actuator(
     on: str,
     cluster: str,
     spec: Spec,
+    templates: Mapping[str, WantedEngine],
     launch: Callable[[str, str], Launch],
     beats: Callable[[], Mapping[str, Heartbeat]],
     agents: Agents,
 ) -> RayActuator:
-    """An actuator that starts and ends instances of a cluster file's pools on Ray; its connection is not open yet."""
+    """An actuator that starts and ends instances of a cluster file's pools on Ray; its connection is not open yet.
+    `templates`: by pool, the settings of an engine.
+    """
     kinds = {
-        stem: RayPool(gpu=pool.gpu or "", gpus=pool.shape.gpus, cpus=CPUS) for stem, (_, _, pool) in stems(spec).items()
+        stem: RayPool(gpu=pool.gpu or "", gpus=templates[stem].counts_as(pool.shape.gpus), cpus=CPUS)
+        for stem, (_, _, pool) in stems(spec).items()
     }
     return RayActuator(address_of(on), cluster, kinds, launch, beats, agents)

@@ -177,8 +177,9 @@ async def _actuator(made: _Made) -> Actuator:
     if args.registry_ca_file is not None:
         registry += ["--registry-ca-file", str(args.registry_ca_file)]
     keys = None if made.keys is None else made.keys.get
-    launch = launches(_templates(made), registry, args.registry_password_file, keys)
-    actuator = ray_actuator(args.on, cluster_of(args), made.spec, launch, made.beats, made.agents)
+    pools = _templates(made)
+    launch = launches(pools, registry, args.registry_password_file, keys)
+    actuator = ray_actuator(args.on, cluster_of(args), made.spec, pools, launch, made.beats, made.agents)
     await actuator.connection.connect()
     return actuator
 

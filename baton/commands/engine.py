@@ -24,6 +24,7 @@ from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from baton.checks import VLLM_PINNED
 from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command, mock_ranks
@@ -56,11 +57,11 @@ from engine.agent.rules import RoleRules
 from engine.vllm.child import EngineChange, EngineProcess, rules_for
 from engine.vllm.command import workers
 from engine.vllm.evictions import SOCKET, events_path
-from engine.vllm.hardware import EngineHardware, find_hardware
+from engine.vllm.hardware import UNKNOWN, EngineHardware, find_hardware
 from engine.vllm.logfile import default_path
 from engine.vllm.placement import CudaGpu, measures_memory
 from engine.vllm.spec import Connector, Device, EngineSpec, given, ranks_in, value_of
-from engine.vllm.supervise import START_MAX_S, EngineState
+from engine.vllm.supervise import EngineState
 from engine.vllm.tiers import FOLDER_PREFIX, GIB, Tiers
 from engine.vllm.transfer import ASKED, connector_for, left_by_flags
 from engine.vllm.turns import StartTurns
@@ -73,6 +74,10 @@ from prefill.rules import PrefillRules
 FREE_PORTS = range(20000, 32000)
 """Ports to choose from if port 0 is given: below Linux's ephemeral range. An engine opens its port half a minute after
 Baton chose it; until then an outgoing connection of any program could take an ephemeral port."""
+
+START_S = 1800.0
+"""Default of --start-timeout, as `kubernetes.start_s`: 140 GB of weights take 19 minutes to come at 1 Gbit/s, then they
+are loaded and compiled. An engine that dies is told at once; this limit ends one that hangs."""
 
 LOOPBACK = "127.0.0.1"
 
@@ -143,9 +148,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--start-timeout",
         type=float,
-        default=START_MAX_S,
+        default=START_S,
         metavar="SECONDS",
-        help="until the first token (default 600)",
+        help="until the first token, a download included (default %(default)g)",
     )
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="environment of vLLM; no secrets: visible")
     add("--log-file", type=Path, metavar="FILE", help="vLLM's log (default: $XDG_STATE_HOME/baton/logs/NAME.log)")
@@ -329,12 +334,19 @@ def agent_host(asked: str | None, engine: str, *, guarded: bool) -> str:
 # -- from flags to a spec --
 
 
-def _found_device(hardware: EngineHardware) -> Device:
-    """The device of an engine for which no GPU is named.
+def _device(hardware: EngineHardware, named: str | None) -> Device:
+    """The device of an engine; `named`: the GPUs that the user names, if any.
 
     Raises:
-        UsageError: vLLM's build needs a GPU, and none is found.
+        UsageError: vLLM's build needs a GPU, and none is found; or it can use none, and the user names one.
     """
+    if named and hardware.cpu_build:
+        raise UsageError(
+            f"--gpu {named}: this Python has vLLM's build for CPUs ({hardware.vllm}), which uses no GPU. Install "
+            "vLLM's build for GPUs (`make clean` and `make setup DEVICE=gpu` in Baton's folder), or leave --gpu out"
+        )
+    if named:
+        return "gpu"
     if hardware.lacks_gpu:
         raise UsageError(
             "this Python has vLLM's build for GPUs, and no GPU is found: nvidia-smi is missing, fails or lists none, "
@@ -342,6 +354,21 @@ def _found_device(hardware: EngineHardware) -> Device:
             "build for CPUs"
         )
     return hardware.device
+
+
+def _check_packages(hardware: EngineHardware, vllm_args: tuple[str, ...], name: str) -> None:
+    """Raise UsageError if vLLM or NIXL is missing. Without NIXL, vLLM would end after it has loaded the weights. Say if
+    Baton is not tested with this vLLM. `name`: the instance's.
+    """
+    if hardware.vllm is None:
+        raise UsageError("vLLM is not installed in this Python: `pip install vllm`, or `make setup` in Baton's folder")
+    if hardware.nixl is None and not given(vllm_args, "--kv-transfer-config"):
+        raise UsageError(
+            "NIXL is not installed in this Python, and engines hand their KV caches over with it: `pip install nixl`, "
+            "or `make setup` in Baton's folder"
+        )
+    if hardware.vllm != UNKNOWN and not hardware.vllm.startswith(VLLM_PINNED):
+        say(f"baton: {name}: vLLM {hardware.vllm}; Baton is tested with {VLLM_PINNED}")
 
 
 def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
@@ -353,8 +380,8 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     role = Role(args.role)
     hardware = find_hardware(environ)
     mocked = args.engine == "mock"
-    if hardware.vllm is None and not mocked:
-        raise UsageError("vLLM is not installed in this Python: `pip install vllm`, or `make setup` in Baton's folder")
+    if not mocked:
+        _check_packages(hardware, tuple(args.vllm_args), args.name or f"{role}-0")
     gpus = tuple(word.strip() for word in args.gpu.split(",")) if args.gpu else ()
     side_channel_port = args.side_channel_port or _port_in(environ, "VLLM_NIXL_SIDE_CHANNEL_PORT")
     side_channel_host = args.side_channel_host or environ.get("VLLM_NIXL_SIDE_CHANNEL_HOST") or _reachable(args.host)
@@ -366,7 +393,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
     _warn_unreachable(args)
     port = _port(args.host, args.port, "--port")
     check_instance_keys(ticket_keys, instance)
-    device: Device = "gpu" if gpus or mocked else _found_device(hardware)
+    device: Device = "gpu" if mocked else _device(hardware, args.gpu)
     ranks = ranks_in(tuple(args.vllm_args)) if not mocked else mock_ranks(tuple(args.vllm_args))
     connector = connector_for(
         args.transfer,

@@ -32,7 +32,7 @@ from baton.descriptors import raise_descriptor_limit
 from baton.fleet import Elsewhere, LocalFleet
 from baton.members import remove_earlier_logs
 from baton.output import say
-from baton.plan import WantedEngine, from_counts, from_file, place, templates
+from baton.plan import PlacedEngine, WantedEngine, from_counts, from_file, place, templates
 from baton.registry import fleet_proofs
 from baton.registry_child import RegistryChild, RegistryElsewhere
 from baton.router_child import LocalRouter
@@ -44,7 +44,7 @@ from cluster.registry.redis import RedisRegistry
 from cluster.registry.registry import DEFAULT_CLUSTER
 from cluster.spec import POLICY, Spec
 from cluster.spec.plan import stems
-from engine.vllm.hardware import EngineHardware, find_hardware
+from engine.vllm.hardware import EngineHardware, find_hardware, memory_used_mib
 from engine.vllm.transfer import ASKED, connector_for
 from router.scheduler.scoring.policies import POLICIES
 
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         every = _with_ticket_keys(args, every, front, registry, closing)
         every, door = _with_doors(_with_connectors(every, hardware), closing)
         wanted, later = every[: len(wanted)], every[len(wanted) :]
-        planned = place(wanted, hardware, 0 if plan is None else _most(plan)) if wanted else []
+        planned = _placed(wanted, hardware, 0 if plan is None else _most(plan)) if wanted else []
         running = Running(
             cluster=cluster,
             pid=os.getpid(),
@@ -131,6 +131,12 @@ def run(args: argparse.Namespace) -> int:
         with recorded(running):
             remove_earlier_logs()
             return asyncio.run(fleet.run())
+
+
+def _placed(wanted: list[WantedEngine], hardware: EngineHardware, most: int) -> list[PlacedEngine]:
+    """The engines with their parts of the machine. Other programs' GPUs come last, if there is a choice."""
+    takes = any(each.engine != "mock" for each in wanted)
+    return place(wanted, hardware, most, memory_used_mib() if takes and len(hardware.gpus) > 1 else {})
 
 
 def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: EngineHardware) -> ScalingPlan | None:

@@ -164,13 +164,14 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
 
 def workers(args: tuple[str, ...]) -> int:
     """The number of worker processes that the user's flags start on this machine, a GPU each: data times pipeline times
-    tensor parallelism.
+    tensor times prefill context parallelism.
     """
     data = value_of(args, "--data-parallel-size-local", "-dpl") or value_of(args, "--data-parallel-size", "-dp")
     sizes = (
         None if given(args, "--data-parallel-rank", "-dpn") else data,  # the other ranks have servers of their own
         value_of(args, "--pipeline-parallel-size", "-pp"),
         value_of(args, "--tensor-parallel-size", "-tp"),
+        value_of(args, "--prefill-context-parallel-size", "-pcp"),
     )
     ranks = 1
     for size in sizes:

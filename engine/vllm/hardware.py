@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.vllm.placement import CudaGpu, visible_gpus
@@ -15,6 +16,9 @@ from engine.vllm.spec import Device
 
 QUERY_S = 10.0
 """nvidia-smi takes a second or two where no driver daemon runs; one that takes longer is broken."""
+
+KILLED_S = 1.0
+"""Longest wait for the end of a program that was killed. One that waits inside a broken driver never ends."""
 
 UNKNOWN = "unknown"
 """The version of a package without metadata: a vLLM may then be either build."""
@@ -31,6 +35,8 @@ class EngineHardware:
     vllm: str | None
     """Version of vLLM; None if it is not installed."""
     nixl: str | None
+    cpu_build: bool = False
+    """Whether vLLM is the build for CPUs, which can use no GPU."""
     lacks_gpu: bool = False
     """Whether vLLM is the build for GPUs, and no GPU was found: it would start as on a CPU, and fail or be slow."""
 
@@ -44,19 +50,25 @@ def find_hardware(environ: Mapping[str, str] | None = None) -> EngineHardware:
     """Look at the machine and at this Python's packages."""
     environ = os.environ if environ is None else environ
     vllm, for_cpu = _vllm()
-    gpus = () if for_cpu else visible_gpus(_ask_nvidia(), environ.get("CUDA_VISIBLE_DEVICES"))
+    gpus = () if for_cpu else find_gpus(environ)
     lacks_gpu = vllm not in {None, UNKNOWN} and not for_cpu and not gpus
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    return EngineHardware(gpus=gpus, cores=cores, vllm=vllm, nixl=_version("nixl"), lacks_gpu=lacks_gpu)
+    nixl = _version("nixl") or _version("nixl_rocm")
+    return EngineHardware(gpus=gpus, cores=cores, vllm=vllm, nixl=nixl, cpu_build=for_cpu, lacks_gpu=lacks_gpu)
+
+
+def find_gpus(environ: Mapping[str, str]) -> tuple[CudaGpu, ...]:
+    """The machine's GPUs, under `CUDA_VISIBLE_DEVICES` if it is set, whatever vLLM's build."""
+    return visible_gpus(_ask_nvidia(), environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def memory_used_mib() -> dict[str, int]:
     """MiB of each GPU's memory in use by any program, by index and by UUID; empty if the driver cannot tell."""
     found = {}
     for line in (_ask_nvidia("index,uuid,memory.used") or "").splitlines():
-        index, uuid, used = (field.strip() for field in line.split(",", 2))
-        if used.isdecimal():
-            found[index] = found[uuid] = int(used)
+        fields = [field.strip() for field in line.split(",", 2)]
+        if len(fields) == 3 and fields[2].isdecimal():
+            found[fields[0]] = found[fields[1]] = int(fields[2])
     return found
 
 
@@ -65,12 +77,30 @@ def _ask_nvidia(fields: str = "index,uuid,memory.total,name") -> str | None:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
-    query = [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    answer = answer_of([program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"], QUERY_S)
+    return answer.stdout if answer is not None and answer.returncode == 0 else None
+
+
+def answer_of(argv: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[str] | None:
+    """Run a program to its end; None: it cannot be started, or needs longer than `limit_s` and is killed.
+
+    `subprocess.run` would wait for the end of a killed program, and one that waits inside a broken driver has none.
+    """
+    pipe, none = subprocess.PIPE, subprocess.DEVNULL
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=QUERY_S, check=True)
-    except (OSError, subprocess.SubprocessError):
+        process = subprocess.Popen(argv, stdin=none, stdout=pipe, stderr=pipe, text=True, errors="replace")
+    except OSError:
         return None
-    return answer.stdout
+    try:
+        stdout, stderr = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILLED_S)
+        for stream in filter(None, (process.stdout, process.stderr)):
+            stream.close()
+        return None
+    return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
 
 
 def _vllm() -> tuple[str | None, bool]:

@@ -48,12 +48,15 @@ _PREFIX = re.compile(
 )
 _NO_ERROR = re.compile(r"^(?:\([^()]*pid=\d+\)\s?)?(?:DEBUG|INFO|WARNING)\s[\d-]+\s[\d:]+\s\[")
 """The beginning of a line with which vLLM goes on: a package that is optional and could not be imported, say."""
-_ERROR = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Failure))\b(?P<text>:.*)?$")
+_ERROR = re.compile(r"^(?:[A-Za-z_.][\w.]*)?(?:(?:Error|Exception|Interrupt|Exit|Failure)\b|\.[A-Z]\w*)(?::.*)?$")
+"""An error by its usual names; with its module (``triton.runtime.errors.OutOfResources``) also by another one."""
+_CAUSE = "The above exception was the direct cause of the following exception:"
+_PROCESS = re.compile(r"^\([^()]*pid=\d+\)")
 _USAGE = re.compile(r"^[\w.-]+: error: (?P<text>.+)$")
 _MODULES = re.compile(r"^(?:\w+\.)+(?=\w+\b)")
 _PYDANTIC = re.compile(r" \[type=\w+, input_value=.*$")
 _NOISE = re.compile(r"^(?:usage: .*|\s+\[(?:-|[a-z_]+\]).*|[ ^~]+)$")
-_POINTERS = ("See root cause above", "See stack trace (above)", "Engine core initialization failed")
+_POINTERS = ("See root cause above", "See stack trace", "Engine core initialization failed")
 """Errors that only point to an earlier one."""
 
 SILENT_DEATH = "the engine core ended without a word (killed, or out of memory?)"
@@ -114,22 +117,60 @@ def _at(reached: str) -> int:
 def reason(lines: Sequence[str]) -> str | None:
     """The line that says why vLLM ended: a wrong flag, or the error that its first traceback ends with; else None.
 
-    The first error counts, not the last: later ones come from processes that notice the first one's end. An error that
-    only points to another is skipped if there is another. Tracebacks in warnings end nothing.
+    The first error counts, not the last: later ones come from processes that notice the first one's end. If it is the
+    direct cause of another one, that one counts. An error that only points to another is skipped if there is another.
+    Tracebacks in warnings end nothing.
     """
-    bare = [_PREFIX.sub("", line).rstrip() for line in lines if not _NO_ERROR.match(line)]
+    kept = [line for line in lines if not _NO_ERROR.match(line)]
+    bare = [_bare(line) for line in kept]
     pointer = None
     for at, line in enumerate(bare):
         usage = _USAGE.match(line)
         if usage:
             return _whole(usage["text"], bare[at + 1 :])
-        if not _ERROR.match(line) or not _ends_traceback(bare, at):
+        if not _is_error(bare, at):
             continue
         error = _whole(line, bare[at + 1 :])
-        if not any(phrase in error for phrase in _POINTERS):
-            return error
+        if not _points(error):
+            return _outcome(kept[at:], error)
         pointer = pointer or error
     return _cannot_start(bare) or (pointer and SILENT_DEATH)
+
+
+def _outcome(lines: Sequence[str], error: str) -> str:
+    """The last error of the chain that begins with this `error`, in the first line: its author raised that one to say
+    what the first one means. It is of the same process, and not one that only points to another.
+    """
+    own = [_bare(line) for line in lines if _process(line) == _process(lines[0])]
+    follows = False
+    for at, line in enumerate(own[1:], 1):
+        if line == _CAUSE:
+            follows = True
+        elif follows and _is_error(own, at):
+            follows, meant = False, _whole(line, own[at + 1 :])
+            error = error if _points(meant) else meant
+        elif not follows and line.startswith("Traceback "):
+            break
+    return error
+
+
+def _bare(line: str) -> str:
+    """The line without its process and the head of a log line."""
+    return _PREFIX.sub("", line).rstrip()
+
+
+def _process(line: str) -> str:
+    found = _PROCESS.match(line)
+    return found[0] if found else ""
+
+
+def _is_error(lines: Sequence[str], at: int) -> bool:
+    """Whether this line has the error of a traceback."""
+    return _ERROR.match(lines[at]) is not None and _ends_traceback(lines, at)
+
+
+def _points(error: str) -> bool:
+    return any(phrase in error for phrase in _POINTERS)
 
 
 def _ends_traceback(lines: Sequence[str], at: int) -> bool:

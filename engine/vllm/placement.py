@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from costs.hardware import find_gpu
 from engine.vllm.spec import given
 
 GPU_MEMORY_USED = 0.9
@@ -58,17 +59,48 @@ class MachineShare:
 
 
 def share(
-    engines: int, gpus: Sequence[CudaGpu], cores: Sequence[int], *, gpus_each: int = 1
+    engines: int,
+    gpus: Sequence[CudaGpu],
+    cores: Sequence[int],
+    *,
+    gpus_each: Sequence[int] = (),
+    types: Sequence[str | None] = (),
 ) -> tuple[MachineShare, ...]:
-    """Split a machine between `engines` engines of `gpus_each` GPUs each; without a GPU, split the cores.
+    """Split a machine between `engines` engines; without a GPU, split the cores.
 
-    GPUs are given out in turn: if there are too few, engines share them and their memory. Cores are split into
-    contiguous parts whose sizes differ by one at most. If there are more engines than cores, no engine is bound to a
-    core, and each has one thread.
+    GPUs are given out in turn: if there are too few, engines share them and their memory. The GPUs of one engine are of
+    one type as far as this makes none fuller. Cores are split into contiguous parts whose sizes differ by one at most.
+    If there are more engines than cores, no engine is bound to a core, and each has one thread.
+
+    Args:
+        engines: how many.
+        gpus: the machine's.
+        cores: the machine's CPU ids.
+        gpus_each: GPUs of each engine, at most as many as `of_type` finds for it; left out: one each.
+        types: the type of each engine's GPUs (`of_type`); left out: any.
     """
     if gpus:
-        return _share_gpus(engines, [gpu.id for gpu in gpus], gpus_each)
+        return _share_gpus(gpus, gpus_each or [1] * engines, types or [None] * engines)
     return _share_cores(engines, cores)
+
+
+def of_type(gpus: Sequence[CudaGpu], wanted: str | None) -> tuple[CudaGpu, ...]:
+    """The GPUs that an engine of this type of GPU, in any spelling, may have. All of them if it names none, or one that
+    the machine does not have, or if nothing tells what they are: the cluster file's word is then good for costs alone.
+    """
+    known = None if wanted is None else find_gpu(wanted)
+    fits = tuple(gpu for gpu in gpus if known is not None and find_gpu(gpu.name) is known)
+    return fits or tuple(gpus)
+
+
+def emptiest(gpus: Sequence[CudaGpu], count: int, load: Mapping[str, int]) -> tuple[str, ...]:
+    """The ids of `count` of these GPUs, of which there are enough: those with the least load on the fullest of them,
+    and of one type if that makes none fuller. `load`: of each GPU by its id, engines or whatever is to be avoided.
+    """
+    alike = [[gpu for gpu in gpus if gpu.name == name] for name in dict.fromkeys(gpu.name for gpu in gpus)]
+    chosen = [sorted(group, key=lambda gpu: load[gpu.id])[:count] for group in (*alike, gpus) if len(group) >= count]
+    best = min(chosen, key=lambda group: max(load[gpu.id] for gpu in group))
+    return tuple(gpu.id for gpu in best)
 
 
 def measures_memory(vllm_args: tuple[str, ...]) -> bool:
@@ -76,16 +108,23 @@ def measures_memory(vllm_args: tuple[str, ...]) -> bool:
     return not given(vllm_args, "--kv-cache-memory-bytes")
 
 
-def _share_gpus(engines: int, ids: list[str], gpus_each: int) -> tuple[MachineShare, ...]:
-    on_each = -(-engines * gpus_each // len(ids))  # engines on the fullest GPU
-    memory = None if on_each <= 1 else int(100 * GPU_MEMORY_USED / on_each) / 100
-    return tuple(
-        MachineShare(
-            gpus=tuple(ids[(engine * gpus_each + rank) % len(ids)] for rank in range(gpus_each)),
-            gpu_memory_share=memory,
-        )
-        for engine in range(engines)
-    )
+def _share_gpus(
+    gpus: Sequence[CudaGpu], gpus_each: Sequence[int], types: Sequence[str | None]
+) -> tuple[MachineShare, ...]:
+    fits = [of_type(gpus, wanted) for wanted in types]
+    load = {gpu.id: 0 for gpu in gpus}  # engines on each GPU
+    given_out: dict[int, tuple[str, ...]] = {}
+    # First those with the least choice, and of these the largest: so pairs and fours of neighbours stay together.
+    for engine in sorted(range(len(fits)), key=lambda at: (len(fits[at]), -gpus_each[at])):
+        given_out[engine] = emptiest(fits[engine], gpus_each[engine], load)
+        for gpu in given_out[engine]:
+            load[gpu] += 1
+    shares = []
+    for engine, among in enumerate(fits):
+        on_each = max(load[gpu.id] for gpu in among)  # the fullest decides for all, so that engines of a pool are alike
+        memory = None if on_each <= 1 else int(100 * GPU_MEMORY_USED / on_each) / 100
+        shares.append(MachineShare(gpus=given_out[engine], gpu_memory_share=memory))
+    return tuple(shares)
 
 
 def _share_cores(engines: int, cores: Sequence[int]) -> tuple[MachineShare, ...]:
@@ -115,7 +154,8 @@ def _named(noun: str, ids: tuple[str, ...]) -> str:
 def visible_gpus(listed: str | None, visible: str | None) -> tuple[CudaGpu, ...]:
     """The GPUs CUDA will see: nvidia-smi's lines `index, uuid, MiB, name` under CUDA_VISIBLE_DEVICES' rules.
 
-    `visible` holds indices, UUIDs or beginnings of UUIDs; the first one that names no GPU ends the list, as in CUDA.
+    `visible` holds indices, UUIDs or beginnings of UUIDs; the first one that names no GPU ends the list, and one
+    that names a GPU again leaves none at all, as in CUDA.
     Parts of a GPU (``MIG-...``) are not in nvidia-smi's list and are accepted unchecked; so are all others if
     nvidia-smi is missing or fails (`listed` is None), as in images that have the driver's libraries only.
     """
@@ -128,15 +168,18 @@ def visible_gpus(listed: str | None, visible: str | None) -> tuple[CudaGpu, ...]
             found[index] = (uuid, CudaGpu(id=index, name=name, memory_mib=int(memory) if memory.isdecimal() else 0))
     if visible is None:
         return tuple(gpu for _, gpu in found.values())
-    chosen: list[CudaGpu] = []
+    chosen: dict[str, CudaGpu] = {}
     for word in (each.strip() for each in visible.split(",")):
         by_uuid = [gpu for uuid, gpu in found.values() if word.startswith("GPU-") and uuid.startswith(word)]
         if word in found:
-            chosen.append(found[word][1])
+            gpu = found[word][1]
         elif len(by_uuid) == 1:
-            chosen.append(by_uuid[0])
+            gpu = by_uuid[0]
         elif word.startswith(unlisted):
-            chosen.append(CudaGpu(id=word))
+            gpu = CudaGpu(id=word)
         else:
             break
-    return tuple(chosen)
+        if gpu.id in chosen:
+            return ()
+        chosen[gpu.id] = gpu
+    return tuple(chosen.values())

@@ -66,6 +66,7 @@ class LocalPool:
     """What the instances of one pool take of the machine."""
 
     gpu: str
+    """Type of their GPUs; empty: any."""
     gpus: int
     takes: bool
     """Whether they take GPUs or cores at all; mocks do not."""
@@ -105,9 +106,12 @@ class LocalActuator:
         """The reading of memory in use that runs, or whose result is not used yet."""
         self._read_s = 0.0
         """When that reading began."""
+        self._failed: set[tuple[InstanceId, float]] = set()
+        """Failed processes that are counted in `places`: names, and when they were asked for."""
 
     async def observe(self) -> ExistingFleet:
         """Also starts instances that waited for room, oldest first, as far as there is room now."""
+        self._recount()
         await self._place(*self._waiting)
         children = tuple(self._running(each) for each in self._children.listed() if each.pool in self._kinds)
         pending = tuple(
@@ -126,6 +130,7 @@ class LocalActuator:
         if action.instance in self._waiting:
             return ""
         if found is not None:
+            self._recount()  # it has failed, which is forgotten now
             self._children.end(action.instance)
         self._waiting[action.instance] = _Waiting(action.pool, self._clock(), "")
         await self._place(action.instance)
@@ -180,7 +185,7 @@ class LocalActuator:
         if used is None:
             return "the GPUs' memory in use is being read (nvidia-smi is slow)"
         self._recount()
-        return self._places.part(kind.gpus, used)
+        return self._places.part(kind.gpus, used, kind.gpu or None)
 
     async def _used(self) -> Mapping[str, int] | None:
         """Memory in use on each GPU, by its id; None: the driver is slow, and a later call gets this reading."""
@@ -198,7 +203,12 @@ class LocalActuator:
 
     def _recount(self) -> None:
         """GPUs and cores count as taken while the process that has them exists."""
-        self._places.taken({str(each.name): each.share for each in self._children.listed() if not each.failed})
+        listed = tuple(self._children.listed())
+        failed = {(each.name, each.asked_s): each.share for each in listed if each.failed}
+        for new in failed.keys() - self._failed:
+            self._places.failed(failed[new])
+        self._failed = set(failed)
+        self._places.taken({str(each.name): each.share for each in listed if not each.failed})
 
     def _running(self, child: Child) -> Existing:
         life = InstanceLife.FAILED if child.failed else InstanceLife.LEAVING if child.leaving else InstanceLife.RUNNING

@@ -8,6 +8,13 @@ import io
 from rich.console import Console
 
 from baton.board import Board
+from baton.fleet import LocalFleet, _fill_board
+from baton.plan import PlacedEngine, WantedEngine
+from baton.registry_child import RegistryElsewhere
+from baton.router_child import LocalRouter
+from baton.state import Running
+from cluster.instance import Role
+from engine.vllm.placement import MachineShare
 
 
 def test_brackets_in_details_are_shown_as_they_are() -> None:
@@ -35,3 +42,15 @@ def test_a_board_whose_disk_was_full_prints_its_later_lines_once() -> None:
     disk.full = False
     board.say("kept")
     assert disk.getvalue() == "kept\n"
+
+
+def test_without_a_terminal_the_gpus_of_each_engine_are_a_line() -> None:
+    wanted = WantedEngine(name="decode-0", role=Role.DECODE, model="m")
+    share = MachineShare(gpus=("2", "3"), gpu_memory_share=0.45)
+    planned = PlacedEngine(wanted=wanted, port=1, agent_port=2, side_channel_port=3, placed=share)
+    front = LocalRouter(title="chat", host="127.0.0.1", port=0, admin_host="127.0.0.1", admin_port=0)
+    registry = RegistryElsewhere("chat", "redis://elsewhere", None, None)
+    fleet = LocalFleet(front, [planned], Running(cluster="chat", pid=1, born="0"), registry)
+    fleet.board.console.file = log = io.StringIO()
+    _fill_board(fleet)
+    assert log.getvalue().split() == "0s decode-0 starting GPUs 2, 3 (45% of their memory)".split()

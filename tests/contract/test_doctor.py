@@ -50,7 +50,16 @@ def test_gpus_that_only_the_user_names_have_no_size() -> None:
     assert found == "GPU 0 (size unknown); NVIDIA H100 (80 GiB)"
 
 
+def test_gpus_that_vllms_build_for_cpus_cannot_use_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The advice was to make `nvidia-smi` work, which did."""
+    monkeypatch.setattr(checks, "find_gpus", lambda _: (CudaGpu(id="0", name="NVIDIA H100", memory_mib=81920),))
+    finding = checks.check_gpu(dataclasses.replace(find_hardware(), gpus=(), cpu_build=True))
+    assert finding.found == "NVIDIA H100 (80 GiB): not used, as vLLM is the build for CPUs"
+    assert "DEVICE=gpu" in finding.fix
+
+
 def test_vllms_build_for_gpus_misses_a_gpu() -> None:
     without = dataclasses.replace(find_hardware(), gpus=(), lacks_gpu=True)
     assert checks.check_gpu(without).verdict is CheckVerdict.MISSING
-    assert "engines run on the CPU" in checks.check_gpu(dataclasses.replace(without, lacks_gpu=False)).found
+    with_cpus = dataclasses.replace(without, lacks_gpu=False, cpu_build=False)
+    assert "engines run on the CPU" in checks.check_gpu(with_cpus).found

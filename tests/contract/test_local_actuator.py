@@ -44,7 +44,15 @@ class Processes:
 
 
 class Rig:
-    def __init__(self, gpus: tuple[CudaGpu, ...] = GPUS, *, takes: bool = True, gpus_each: int = 1) -> None:
+    def __init__(
+        self,
+        gpus: tuple[CudaGpu, ...] = GPUS,
+        *,
+        takes: bool = True,
+        gpus_each: int = 1,
+        pools: Mapping[str, str] | None = None,
+    ) -> None:
+        """`pools`: the type of GPU of each pool."""
         self.processes = Processes()
         self.beats: dict[str, Heartbeat] = {}
         self.used: dict[str, int] = {}
@@ -54,7 +62,7 @@ class Rig:
         """Whether such a reading comes to an end."""
         self.answers.set()
         self.now = 100.0
-        kinds = {"decode": LocalPool("L4", gpus_each, takes)}
+        kinds = {name: LocalPool(gpu, gpus_each, takes) for name, gpu in (pools or {"decode": "L4"}).items()}
         places = Places(gpus, (0, 1), most=4)
         self.agents = Agents(None)
         self.actuator = LocalActuator(
@@ -203,6 +211,25 @@ async def test_an_engine_of_two_gpus_waits_for_two() -> None:
     assert seen["decode-1"].life is InstanceLife.PENDING
 
 
+def typed(*names: str) -> tuple[CudaGpu, ...]:
+    return tuple(CudaGpu(id=str(at), name=name) for at, name in enumerate(names))
+
+
+async def test_on_a_machine_with_two_types_an_engine_waits_for_its_own() -> None:
+    rig = Rig(typed("NVIDIA L40S", "NVIDIA H100 80GB HBM3", "NVIDIA L40S"), pools={"decode": "H100-SXM"})
+    await rig.start("decode-0")
+    await rig.start("decode-1")
+    assert rig.processes.there[InstanceId("decode-0")].share.gpus == ("1",)
+    waiting = (await rig.seen())["decode-1"]
+    assert waiting.because == "no GPU of type H100-SXM is free: 1 of 1 in use, 1 wanted"
+
+
+async def test_the_gpus_of_a_new_engine_are_of_one_type_where_there_are_enough() -> None:
+    rig = Rig(typed("NVIDIA L40S", "NVIDIA H100 80GB HBM3", "NVIDIA L40S"), gpus_each=2, pools={"decode": ""})
+    await rig.start("decode-0")
+    assert rig.processes.there[InstanceId("decode-0")].share.gpus == ("0", "2")
+
+
 async def test_a_drain_given_twice_reaches_the_agent_once_since_a_second_one_would_cut_off() -> None:
     rig = Rig()
     await rig.start("decode-0")
@@ -224,6 +251,24 @@ async def test_a_failed_engine_holds_no_gpu_and_its_name_may_be_used_again() -> 
     assert seen["decode-1"].life is InstanceLife.RUNNING
     await rig.actuator.stop(Stop(instance=name))
     assert set(await rig.seen()) == {"decode-1"}
+
+
+async def test_a_gpu_on_which_engines_fail_is_taken_last() -> None:
+    """It may be broken; the next engine would fail there, too, while others are free."""
+    rig = Rig()
+
+    async def fails(name: str) -> str:
+        await rig.start(name)
+        child = rig.processes.there[InstanceId(name)]
+        rig.processes.there[InstanceId(name)] = replace(child, failed="exit code 1")
+        await rig.seen()
+        await rig.seen()
+        await rig.actuator.stop(Stop(instance=InstanceId(name)))
+        return child.share.gpus[0]
+
+    assert [await fails(f"decode-{number}") for number in range(4)] == ["0", "1", "2", "0"]
+    await rig.start("decode-1")
+    assert rig.processes.there[InstanceId("decode-1")].share.gpus == ("1",)
 
 
 async def test_mocks_take_neither_gpus_nor_cores() -> None:

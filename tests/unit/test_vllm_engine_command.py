@@ -20,6 +20,7 @@ from cluster.instance import Role
 from engine.vllm.hardware import EngineHardware
 from engine.vllm.placement import CudaGpu
 from engine.vllm.spec import EngineSpec
+from k8s.crd.settings import Kubernetes
 from sim.instance import rules_of
 
 pytestmark = pytest.mark.sockets
@@ -47,6 +48,13 @@ def test_without_a_model_the_bundled_one_is_served() -> None:
     assert Path(spec.model).name == "model"
     assert (spec.served_name, spec.dtype, spec.max_model_len) == ("baton-tiny", "float32", 2048)
     assert (spec.instance, spec.role, spec.device) == ("both-0", Role.BOTH, "cpu")
+
+
+def test_a_start_may_take_as_long_as_in_a_pod() -> None:
+    """`baton up` has no flag for it, and its first start may download the weights."""
+    parser = argparse.ArgumentParser()
+    engine.add_arguments(parser)
+    assert parser.parse_args([]).start_timeout == Kubernetes().start_s
 
 
 def test_vllms_build_for_gpus_is_not_started_as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +185,37 @@ def test_an_address_of_this_machine_alone_that_is_announced_to_others_is_a_warni
 def test_addresses_that_may_be_announced(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
     assert spec_of(*words).url.startswith("http://127.0.0.1:")
     assert not capsys.readouterr().err
+
+
+def test_without_nixl_no_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM says so only when the weights are loaded and compiled: after minutes."""
+    monkeypatch.setattr(engine, "find_hardware", lambda _: replace(GPU, nixl=None))
+    with pytest.raises(UsageError, match="NIXL is not installed in this Python"):
+        spec_of()
+    assert spec_of("--engine", "mock")
+    assert spec_of(vllm_args=("--kv-transfer-config", "{}"))
+
+
+@pytest.mark.parametrize(("version", "told"), [("0.11.2", True), ("0.32.0+cu130", False), ("unknown", False)])
+def test_another_version_of_vllm_is_told(
+    version: str, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may end with "unrecognized arguments", and they are none of the user's."""
+    monkeypatch.setattr(engine, "find_hardware", lambda _: replace(GPU, vllm=version))
+    spec_of()
+    said = capsys.readouterr().err
+    assert said == ("baton: both-0: vLLM 0.11.2; Baton is tested with 0.32.0\n" if told else "")
+    spec_of("--engine", "mock")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_gpu_that_vllms_build_for_cpus_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would run on the CPU, without what makes it fit there, and nothing would say so."""
+    monkeypatch.setattr(engine, "find_hardware", lambda _: replace(CPU, vllm="0.32.0+cpu", cpu_build=True))
+    with pytest.raises(UsageError, match=r"--gpu 1: this Python has vLLM's build for CPUs \(0.32.0\+cpu\)"):
+        spec_of("--gpu", "1")
+    assert spec_of().device == "cpu"
+    assert spec_of("--engine", "mock", "--gpu", "1").device == "gpu"
 
 
 def test_a_gpu_is_used_when_there_is_one_or_when_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_without_nvidia_smi_the_gpus_are_those_that_the_user_names(
 def test_the_cpu_build_does_not_use_gpus(two_gpus: None, installed: dict[str, str], build: dict[str, str]) -> None:
     installed |= build
     found = find_hardware({})
-    assert (found.device, found.gpus) == ("cpu", ())
+    assert (found.device, found.gpus, found.cpu_build) == ("cpu", (), True)
     assert found.vllm in build.values()
     assert not found.lacks_gpu
 
@@ -116,6 +117,37 @@ def test_without_an_answer_of_the_driver_the_gpus_are_those_that_the_user_names(
     named = find_hardware({"CUDA_VISIBLE_DEVICES": "0"})
     assert ([gpu.id for gpu in named.gpus], named.lacks_gpu) == (["0"], False)
     assert hardware.memory_used_mib() == {}
+
+
+def test_a_driver_that_lets_nobody_end_nvidia_smi_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str]
+) -> None:
+    """A program that waits inside a broken driver does not end by SIGKILL; waiting for its end would never end."""
+    killed: list[subprocess.Popen[str]] = []
+
+    def kill(process: subprocess.Popen[str]) -> None:
+        killed.append(process)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", kill)
+    monkeypatch.setattr(hardware, "QUERY_S", 0.05)
+    monkeypatch.setattr(hardware, "KILLED_S", 0.05)
+    nvidia_smi(tmp_path, "PATH=/usr/bin:/bin; exec sleep 5")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    try:
+        assert hardware.memory_used_mib() == {}
+        assert [each.poll() for each in killed] == [None]
+    finally:
+        for each in killed:
+            each.terminate()
+            each.wait()
+
+
+def test_memory_in_use_is_read_from_lines_that_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi names a GPU that has left the bus in a sentence, and a GPU in MIG mode has no number."""
+    lines = "0, GPU-a, 512\nUnable to determine the device handle for GPU1: Unknown Error\n2, GPU-c, [N/A]\n\377\n"
+    nvidia_smi(tmp_path, f"printf '{lines}'")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert hardware.memory_used_mib() == {"0": 512, "GPU-a": 512}
 
 
 def test_cores_are_those_this_process_may_use(installed: dict[str, str]) -> None:

@@ -176,6 +176,94 @@ def test_the_first_traceback_counts_not_those_of_other_processes() -> None:
     assert reason(lines) == "ValueError: Available memory is less than requested (9999.0 GiB)."
 
 
+def caused(*errors: str, by: str = "") -> list[str]:
+    """A traceback in which each error is the direct cause of the next one."""
+    lines: list[str] = []
+    for error in errors:
+        lines += ["", "The above exception was the direct cause of the following exception:", ""] * bool(lines)
+        lines += [
+            "Traceback (most recent call last):",
+            '  File "/hub.py", line 537, in f',
+            "    f()",
+            *error.split("\n"),
+        ]
+    return [f"{by}{line}" for line in lines]
+
+
+UNAUTHORIZED = (
+    "httpx2.HTTPStatusError: Client error '401 Unauthorized' for url 'https://huggingface.co/m/l/resolve/main/config.json'"
+    "\nFor more information check: https://developer.mozilla.org/en-US/docs/Web/HTTP/Status/401"
+)
+
+
+@pytest.mark.parametrize(
+    ("hub", "last", "said"),
+    [
+        (
+            "huggingface_hub.errors.GatedRepoError: 401 Client Error.\n\nCannot access gated repo for url https://h/c.json.",
+            "OSError: You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/m/l.",
+            "OSError: You are trying to access a gated repo.",
+        ),
+        (
+            "huggingface_hub.errors.RepositoryNotFoundError: 401 Client Error.\n\nRepository Not Found for url: https://h/c.",
+            "OSError: m/l is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'",
+            "OSError: m/l is not a local folder and is not a valid model identifier listed on "
+            "'https://huggingface.co/models'",
+        ),
+    ],
+    ids=["gated", "no such model"],
+)
+def test_of_an_error_and_its_causes_the_last_one_counts(hub: str, last: str, said: str) -> None:
+    """Hugging Face answers 401 for a name that does not exist, too: the first error sounds like a wrong token."""
+    lines = caused(UNAUTHORIZED, hub, last)
+    assert reason(lines) == said
+    assert reason([*lines, *caused("RuntimeError: of another process", by=API)]) == said
+    assert reason(caused(UNAUTHORIZED, hub, last, by=ERROR)) == said
+
+
+def test_a_cause_is_of_the_same_process_and_points_to_no_other_error() -> None:
+    worker = "(Worker_TP1 pid=7) "
+    lines = [*caused("ValueError: why", by=ERROR), *caused("KeyError: 1", "TypeError: 2", by=worker)]
+    assert reason(lines) == "ValueError: why"
+    pointer = "RuntimeError: Engine core initialization failed. See root cause above."
+    assert reason(caused("ValueError: why", pointer)) == "ValueError: why"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Limit: 101376.",
+            "OutOfResources: out of resource: shared memory, Required: 147456, Limit: 101376.",
+        ),
+        (
+            "Exception: data did not match any variant of untagged enum ModelWrapper at line 757443 column 3",
+            "Exception: data did not match any variant of untagged enum ModelWrapper at line 757443 column 3",
+        ),
+    ],
+    ids=["triton", "tokenizers"],
+)
+def test_errors_of_other_names(error: str, said: str) -> None:
+    """The first one is Triton's on GPUs with little shared memory, the second one tokenizers' on newer files."""
+    lines = [
+        *caused(error, by=ERROR),
+        *caused("RuntimeError: Engine core initialization failed. See root cause above.", by=API),
+    ]
+    assert reason(lines) == said
+
+
+def test_that_a_worker_did_not_start_points_to_another_error() -> None:
+    lines = [
+        *caused(
+            "Exception: WorkerProc initialization failed due to an exception in a background process. "
+            "See stack trace for root cause.",
+            by=ERROR,
+        ),
+        *caused("RuntimeError: Engine core initialization failed. See root cause above.", by=API),
+    ]
+    assert reason(lines) == SILENT_DEATH
+
+
 def test_an_error_that_only_points_to_another_one_has_a_text_of_ours() -> None:
     lines = [
         f"{API}ERROR 11-20 16:32:28 [async_llm.py:906] Traceback (most recent call last):",

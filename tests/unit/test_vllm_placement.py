@@ -10,7 +10,7 @@ from baton.plan import WantedEngine, place
 from cluster.errors import UsageError
 from cluster.instance import Role
 from engine.vllm.hardware import EngineHardware
-from engine.vllm.placement import CudaGpu, MachineShare, share, split, visible_gpus
+from engine.vllm.placement import CudaGpu, MachineShare, of_type, share, split, visible_gpus
 
 SMI = "0, GPU-aaaa, 81559, NVIDIA H100, 80GB\n1, GPU-bbbb, 81559, NVIDIA H100\n2, GPU-bbcc, [N/A], Odd\n"
 
@@ -43,8 +43,101 @@ def test_an_instance_that_is_too_large_is_named_with_what_makes_it_so() -> None:
     with pytest.raises(UsageError) as refused:
         place([small, large], hardware)
     assert str(refused.value) == (
-        "instance decode-0 needs 4 GPUs, and this machine has 2: lower its shape (tp, pp, dp), or -tp/-pp/-dp after --"
+        "instance decode-0 needs 4 GPUs, and 2 can be used here (`baton doctor`): lower its shape (tp, pp, dp), or "
+        "-tp/-pp/-dp after --"
     )
+
+
+def engine(name: str, *vllm_args: str, gpu: str | None = None) -> WantedEngine:
+    return WantedEngine(name=name, role=Role.BOTH, model=None, vllm_args=vllm_args, gpu=gpu)
+
+
+@pytest.fixture
+def no_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take ports without a look at the network."""
+    monkeypatch.setattr("baton.local.is_free", lambda _, __: True)
+
+
+def placed(
+    wanted: list[WantedEngine], found: list[CudaGpu], used_mib: dict[str, int] | None = None
+) -> dict[str, MachineShare]:
+    hardware = EngineHardware(gpus=tuple(found), cores=(0,), vllm=None, nixl=None)
+    return {each.wanted.name: each.placed for each in place(wanted, hardware, 0, used_mib or {})}
+
+
+def test_each_engine_gets_as_many_gpus_as_its_own_flags_say(no_ports: None) -> None:
+    """A prefill pool with tp: 2 beside decode engines of one GPU: four GPUs are enough, and none is shared."""
+    got = placed([engine("decode-0"), engine("prefill-0", "-tp", "2"), engine("decode-1")], gpus(4))
+    assert got == {
+        "prefill-0": MachineShare(gpus=("0", "1")),
+        "decode-0": MachineShare(gpus=("2",)),
+        "decode-1": MachineShare(gpus=("3",)),
+    }
+
+
+def test_prefill_context_parallel_ranks_have_a_gpu_each() -> None:
+    """vLLM's own sum (`ParallelConfig.world_size`); decode context parallel ranks are the tensor parallel ones."""
+    flags = ("-tp", "2", "--prefill-context-parallel-size", "2", "--decode-context-parallel-size", "2")
+    assert engine("prefill-0", *flags).gpus == 4
+
+
+def test_a_gpu_with_another_programs_model_comes_last(no_ports: None) -> None:
+    """vLLM does not start where less is free than it would take, while other GPUs are idle."""
+    used = {"0": 40_000, "1": 500, "2": 40_000}
+    got = placed([engine("prefill-0"), engine("decode-0")], gpus(4), used)
+    assert (got["prefill-0"].gpus, got["decode-0"].gpus) == (("1",), ("3",))
+    assert placed([engine("both-0", "-tp", "3")], gpus(4), used)["both-0"].gpus == ("1", "3", "0")
+
+
+def test_a_cluster_that_starts_meanwhile_has_other_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its agents listen, and its engines will in half a minute: 8100 and 5600 are free until then."""
+    listening = {8200, 8202}
+    monkeypatch.setattr("baton.local.is_free", lambda _, port: port not in listening)
+    hardware = EngineHardware(gpus=(), cores=(0,), vllm=None, nixl=None)
+    got = place([engine("prefill-0"), engine("decode-0")], hardware)
+    assert [each.ports for each in got] == [(8101, 8201, 5632), (8103, 8203, 5696)]
+
+
+def typed(*names: str) -> list[CudaGpu]:
+    return [CudaGpu(id=str(index), name=name) for index, name in enumerate(names)]
+
+
+H100, L40S = "NVIDIA H100 80GB HBM3", "NVIDIA L40S"
+
+
+def test_an_engine_gets_gpus_of_the_type_that_its_pool_names(no_ports: None) -> None:
+    wanted = [
+        engine("prefill-0", gpu="L40S"),
+        engine("decode-0", "-tp", "2", gpu="H100-SXM"),
+        engine("prefill-1", gpu="l40s"),
+        engine("prefill-2", gpu="L40S"),
+    ]
+    assert placed(wanted, typed(H100, L40S, H100, L40S)) == {
+        "prefill-0": MachineShare(gpus=("1",), gpu_memory_share=0.45),
+        "prefill-1": MachineShare(gpus=("3",), gpu_memory_share=0.45),
+        "prefill-2": MachineShare(gpus=("1",), gpu_memory_share=0.45),
+        "decode-0": MachineShare(gpus=("0", "2")),
+    }
+
+
+def test_engines_of_no_type_take_what_those_with_one_leave(no_ports: None) -> None:
+    got = placed([engine("decode-0"), engine("prefill-0", gpu="H100-SXM")], typed(H100, L40S))
+    assert (got["prefill-0"].gpus, got["decode-0"].gpus) == (("0",), ("1",))
+
+
+def test_the_gpus_of_one_engine_are_of_one_type_where_there_are_enough(no_ports: None) -> None:
+    assert placed([engine("both-0", "-tp", "2")], typed(L40S, H100, H100))["both-0"].gpus == ("1", "2")
+    assert placed([engine("both-0", "-tp", "2")], typed(L40S, H100))["both-0"].gpus == ("0", "1")
+
+
+def test_a_type_that_the_machine_does_not_have_or_tell_leaves_all_gpus(no_ports: None) -> None:
+    assert placed([engine("both-0", gpu="B200")], typed(H100))["both-0"].gpus == ("0",)
+    assert placed([engine("both-0", gpu="B200")], typed(""))["both-0"].gpus == ("0",)
+
+
+def test_an_instance_that_needs_more_gpus_of_its_type_than_there_are_is_refused() -> None:
+    with pytest.raises(UsageError, match="instance both-0 needs 2 GPUs of type L40S, and 1 can be used here"):
+        placed([engine("both-0", "-tp", "2", gpu="L40S")], typed(H100, H100, L40S))
 
 
 def test_two_engines_on_one_gpu_split_its_memory() -> None:
@@ -58,7 +151,7 @@ def test_the_fullest_gpu_decides_the_memory_of_all() -> None:
 
 
 def test_engines_of_several_gpus() -> None:
-    assert [part.gpus for part in share(2, gpus(4), (), gpus_each=2)] == [("0", "1"), ("2", "3")]
+    assert [part.gpus for part in share(2, gpus(4), (), gpus_each=(2, 2))] == [("0", "1"), ("2", "3")]
 
 
 def test_without_known_cores_no_engine_is_bound() -> None:
@@ -76,12 +169,17 @@ def test_split_is_fair_and_complete(cores: list[int], parts: int) -> None:
         assert [core for part in made for core in part] == cores
 
 
-@given(engines=st.integers(1, 16), count=st.integers(1, 8), each=st.integers(1, 4))
-def test_no_gpu_is_promised_more_memory_than_it_has(engines: int, count: int, each: int) -> None:
-    each = min(each, count)
+@given(
+    wanted=st.lists(st.tuples(st.integers(1, 4), st.sampled_from([None, "H100-SXM", "L40S", "B200"])), min_size=1),
+    names=st.lists(st.sampled_from([H100, L40S, "Odd"]), min_size=1, max_size=8),
+)
+def test_no_gpu_is_promised_more_memory_than_it_has(wanted: list[tuple[int, str | None]], names: list[str]) -> None:
+    found = typed(*names)
+    wanted = [(min(each, len(of_type(found, gpu))), gpu) for each, gpu in wanted]
     used: dict[str, float] = {}
-    for part in share(engines, gpus(count), (), gpus_each=each):
-        assert len(set(part.gpus)) == each
+    parts = share(len(wanted), found, (), gpus_each=[each for each, _ in wanted], types=[gpu for _, gpu in wanted])
+    for (each, _), part in zip(wanted, parts, strict=True):
+        assert len(set(part.gpus)) == len(part.gpus) == each
         for gpu in part.gpus:
             used[gpu] = used.get(gpu, 0.0) + (part.gpu_memory_share or 0.9)
     assert max(used.values()) <= 0.9 + 1e-9
@@ -120,6 +218,8 @@ def test_a_share_as_flags_and_in_words(part: MachineShare, flags: list[str], wor
         ("GPU-bbbb", ["1"]),
         ("MIG-x/1", ["MIG-x/1"]),
         (" 0 , 1 ", ["0", "1"]),
+        ("0,0,1", []),
+        ("MIG-x,MIG-x", []),
     ],
 )
 def test_visible_gpus_follow_cudas_rules(visible: str | None, ids: list[str]) -> None:
