@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -152,27 +151,3 @@ class Program:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
-
-
-def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-def free_port(host: str, first: int, taken: set[int], *, step: int = 1) -> int:
-    """The first free port of `first`, `first + step` and so on that is not in `taken`; adds it to `taken`.
-
-    Raises:
-        OSError: there is none.
-    """
-    for port in range(first, 65536, step):
-        if port not in taken and is_free(host, port):
-            taken.add(port)
-            return port
-    raise OSError(f"no free port from {first} on")

@@ -9,16 +9,7 @@ from typing import Final
 
 from baton.changing import Changing
 from baton.fleet import LocalFleet
-from baton.local import free_port
-from baton.plan import (
-    AGENT_PORT,
-    ENGINE_PORT,
-    LOOPBACK,
-    SIDE_CHANNEL_PORT,
-    SIDE_CHANNEL_STEP,
-    PlacedEngine,
-    WantedEngine,
-)
+from baton.plan import WantedEngine
 from baton.scaling import ScalingPlan, ScalingShell
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
@@ -54,15 +45,7 @@ class LocalChildren:
         ]
 
     def begin(self, name: InstanceId, pool: str, share: MachineShare) -> None:
-        taken = self._fleet.members.ports
-        planned = PlacedEngine(
-            wanted=self._make(name, pool),
-            port=free_port(LOOPBACK, ENGINE_PORT, taken),
-            agent_port=free_port(LOOPBACK, AGENT_PORT, taken),
-            side_channel_port=free_port(LOOPBACK, SIDE_CHANNEL_PORT, taken, step=SIDE_CHANNEL_STEP),
-            placed=share,
-        )
-        self._fleet.begin_engine(planned, pool)
+        self._fleet.begin_engine(self._make(name, pool), share, pool)
 
     def drain(self, name: InstanceId, deadline_s: float) -> None:
         self._fleet.members.drain(name, deadline_s)

@@ -12,8 +12,9 @@ from operator import itemgetter
 from pathlib import Path
 
 from baton.board import Board
-from baton.local import Event, Program, baton_words, is_free
-from baton.plan import LOOPBACK, PlacedEngine
+from baton.local import Event, Program, baton_words
+from baton.plan import PlacedEngine, with_ports
+from baton.ports import LOOPBACK, HeldPorts, is_free
 from baton.state import log_folder
 from cluster.ids import InstanceId
 from goodput.actions import pool_of_new
@@ -75,9 +76,11 @@ class LocalMember:
 class Members:
     """All engines by name, in the order in which they were added: each drained, ended, and introduced to the others."""
 
-    def __init__(self, registry: list[str], board: Board) -> None:
+    def __init__(self, registry: list[str], board: Board, ports: HeldPorts) -> None:
         """`registry`: flags by which engines' agents find the registry."""
         self._found: dict[str, LocalMember] = {}
+        self.ports = ports
+        """The engines' ports, held until each has ended."""
         self._registry = registry
         self._board = board
         self._ended: dict[str, deque[str]] = {}
@@ -95,17 +98,35 @@ class Members:
     def add(self, planned: PlacedEngine, pool: str = "", *, later: bool = False) -> LocalMember:
         """Add an engine, not started yet."""
         wanted = planned.wanted
-        argv = baton_words(*planned.words(self._registry))
-        argv = [*argv, "--", *wanted.vllm_args] if wanted.vllm_args else argv
-        program = Program(wanted.name, argv, self._heard, log_folder() / f"{wanted.name}.agent.log")
+        log = log_folder() / f"{wanted.name}.agent.log"
+        program = Program(wanted.name, self._argv(planned), self._heard, log)
         member = LocalMember(planned=planned, program=program, pool=pool or pool_of(wanted.name), later=later)
         self._found[member.name] = member
         return member
+
+    def _argv(self, planned: PlacedEngine) -> list[str]:
+        argv = baton_words(*planned.words(self._registry))
+        return [*argv, "--", *planned.wanted.vllm_args] if planned.wanted.vllm_args else argv
+
+    def move(self, member: LocalMember) -> str:
+        """Give an engine that has ended other ports if another program has one of its own, as its next start would fail
+        for that, too. Returns why, for people; empty: its ports are free, and it keeps them.
+        """
+        old = member.planned
+        taken = next((port for port in old.ports if not is_free(LOOPBACK, port)), None)
+        if taken is None:
+            return ""
+        self.ports.give_back(*old.ports)
+        member.planned = with_ports(old.wanted, old.placed, self.ports)
+        member.program.argv = self._argv(member.planned)
+        self._board.add(member.name, member.planned.where)
+        return f"another program has taken port {taken}: it begins anew at {member.planned.url}"
 
     def remove(self, member: LocalMember) -> None:
         """Remove an engine that has ended. Of engines that were started later, only the last ones' logs are kept."""
         if self._found.get(member.name) is member:
             del self._found[member.name]
+            self.ports.give_back(*member.planned.ports)
             if member.later and pool_of_new(member.name) == member.pool:
                 self._forget(member)
 
@@ -117,11 +138,6 @@ class Members:
         ended.append(member.name)
         while len(ended) > LOGS_KEPT:
             _remove_logs(ended.popleft())
-
-    @property
-    def ports(self) -> set[int]:
-        """All ports of all engines."""
-        return {port for member in self._found.values() for port in member.planned.ports}
 
     @property
     def ranks(self) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from baton.local import free_port
 from baton.mock_command import mock_args, mock_ranks
+from baton.ports import LOOPBACK, HeldPorts
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import Spec, flags, instances
@@ -24,8 +24,6 @@ SIDE_CHANNEL_STEP = 32
 
 TINY_NAME = "baton-tiny"
 """In a cluster file: the model that ships."""
-
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +92,11 @@ class PlacedEngine:
     def url(self) -> str:
         """The engine's base URL."""
         return f"http://{LOOPBACK}:{self.port}"
+
+    @property
+    def where(self) -> str:
+        """The engine's address and its part of the machine, for people."""
+        return f"{self.url} on {self.placed}"
 
     def words(self, registry: list[str]) -> list[str]:
         """The `baton engine` command of this engine, up to vLLM's own flags."""
@@ -190,12 +193,28 @@ def _wanted(spec: Spec, each: PlannedInstance, vllm_args: list[str], engine: str
     )
 
 
-def place(wanted: list[WantedEngine], hardware: EngineHardware, most: int = 0) -> list[PlacedEngine]:
+def with_ports(wanted: WantedEngine, placed: MachineShare, ports: HeldPorts) -> PlacedEngine:
+    """An engine on its part of the machine, with free ports of its own, held in `ports`.
+
+    Raises:
+        OSError: no port is free.
+    """
+    return PlacedEngine(
+        wanted=wanted,
+        port=ports.take(ENGINE_PORT),
+        agent_port=ports.take(AGENT_PORT),
+        side_channel_port=ports.take(SIDE_CHANNEL_PORT, step=SIDE_CHANNEL_STEP),
+        placed=placed,
+    )
+
+
+def place(wanted: list[WantedEngine], hardware: EngineHardware, ports: HeldPorts, most: int = 0) -> list[PlacedEngine]:
     """Give each engine its cores or GPUs and its ports.
 
     Args:
         wanted: the engines to start.
         hardware: of this machine.
+        ports: those that this command holds.
         most: most engines that there may be later: without GPUs, each gets its share of the cores among so many.
 
     Raises:
@@ -211,14 +230,4 @@ def place(wanted: list[WantedEngine], hardware: EngineHardware, most: int = 0) -
         )
     cores_for = max(most, len(wanted)) if not hardware.gpus else len(wanted)
     shares = share(cores_for, hardware.gpus, hardware.cores, gpus_each=widest)[: len(wanted)]
-    taken: set[int] = set()
-    return [
-        PlacedEngine(
-            wanted=each,
-            port=free_port(LOOPBACK, ENGINE_PORT, taken),
-            agent_port=free_port(LOOPBACK, AGENT_PORT, taken),
-            side_channel_port=free_port(LOOPBACK, SIDE_CHANNEL_PORT, taken, step=SIDE_CHANNEL_STEP),
-            placed=placed,
-        )
-        for each, placed in zip(wanted, shares, strict=True)
-    ]
+    return [with_ports(each, placed, ports) for each, placed in zip(wanted, shares, strict=True)]

@@ -28,6 +28,7 @@ from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command, mock_ranks
 from baton.output import announce_ready, emit, say
+from baton.ports import FREE_PORTS, LOOPBACK, HeldPorts
 from baton.registry import UNIX_TIME, add_registry_arguments, open_registry
 from baton.signals import stopping_signals
 from baton.state import state_folder
@@ -69,12 +70,6 @@ from kvtransfer.asks import door_for, door_of
 from kvtransfer.door import PATH_BYTES_MAX
 from kvtransfer.proving import InstanceProofs
 from prefill.rules import PrefillRules
-
-FREE_PORTS = range(20000, 32000)
-"""Ports to choose from if port 0 is given: below Linux's ephemeral range. An engine opens its port half a minute after
-Baton chose it; until then an outgoing connection of any program could take an ephemeral port."""
-
-LOOPBACK = "127.0.0.1"
 
 WILDCARDS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104
 """A server that listens there is reached at every address of its machine."""
@@ -193,7 +188,11 @@ def run(args: argparse.Namespace) -> int:
     """Run until stopped: 0. 1 when the engine cannot be started or kept alive, with the last lines of its log."""
     configure_logging("WARNING")
     raise_descriptor_limit()
-    spec = spec_of(args, os.environ)
+    with HeldPorts() as ports:
+        return _run(spec_of(args, os.environ, ports), args)
+
+
+def _run(spec: EngineSpec, args: argparse.Namespace) -> int:
     left = left_by_flags(spec.extra_args)
     if spec.connector == "nixl" and spec.device == "cpu" and left is not None:
         say(f"baton: {spec.instance}: vLLM's own connector hands its KV cache over: {left}")
@@ -344,8 +343,8 @@ def _found_device(hardware: EngineHardware) -> Device:
     return hardware.device
 
 
-def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
-    """The engine that the flags describe.
+def spec_of(args: argparse.Namespace, environ: Mapping[str, str], ports: HeldPorts) -> EngineSpec:
+    """The engine that the flags describe. Ports that this command chooses are held in `ports`.
 
     Raises:
         UsageError: flags contradict each other, or this machine cannot start the engine.
@@ -364,7 +363,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         model, served_name = (_folder_or_name(args.model), args.served_model_name) if args.model else _tiny(args)
     instance, ticket_keys = InstanceId(args.name or f"{role}-0"), named_file(args, environ)
     _warn_unreachable(args)
-    port = _port(args.host, args.port, "--port")
+    port = _port(args.host, args.port, "--port", ports)
     check_instance_keys(ticket_keys, instance)
     device: Device = "gpu" if gpus or mocked else _found_device(hardware)
     ranks = ranks_in(tuple(args.vllm_args)) if not mocked else mock_ranks(tuple(args.vllm_args))
@@ -389,7 +388,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         host=args.host,
         port=port,
         side_channel_host=side_channel_host,
-        side_channel_port=_port(side_channel_host, side_channel_port, "--side-channel-port"),
+        side_channel_port=_port(side_channel_host, side_channel_port, "--side-channel-port", ports),
         cores=parse_cores(args.cores) if args.cores else (),
         unbound_threads=_threads(args),
         gpus=gpus,
@@ -568,8 +567,8 @@ def _port_in(environ: Mapping[str, str], name: str) -> int:
     return int(text or 0)
 
 
-def _port(host: str, port: int, flag: str) -> int:
-    """`port` if a server can listen on it; for 0 a free one. `flag` names it in errors."""
+def _port(host: str, port: int, flag: str, ports: HeldPorts) -> int:
+    """`port` if a server can listen on it; for 0 a free one, held in `ports`. `flag` names it in errors."""
     if not 0 <= port <= 65535:
         raise UsageError(f"{flag} {port}: a port is a number from 0 to 65535")
     if port:
@@ -579,7 +578,7 @@ def _port(host: str, port: int, flag: str) -> int:
         raise UsageError(f"{flag} {port} on {host}: {problem}; choose another port, or 0 for a free one")
     for _ in range(100):
         port = secrets.choice(FREE_PORTS)
-        if _cannot_open(host, port) is None:
+        if _cannot_open(host, port) is None and ports.hold(port):
             return port
     raise UsageError(f"{flag} 0: {_cannot_open(host, port)}; give --host an address of this machine")
 

@@ -12,6 +12,7 @@ import pytest
 from baton.board import Board
 from baton.members import LOGS_AGE_S, LOGS_KEPT, Members, remove_earlier_logs
 from baton.plan import PlacedEngine, from_counts
+from baton.ports import HeldPorts
 from baton.state import log_folder
 from cluster.instance import Role
 from engine.vllm.placement import MachineShare
@@ -56,7 +57,7 @@ def test_only_the_last_logs_of_later_engines_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    members = Members([], Board("chat", quiet=True))
+    members = Members([], Board("chat", quiet=True), HeldPorts())  # it holds nothing
     foreign = [f"decode-{0x19A1B2C3000 + at:x}-{at + 1}" for at in range(LOGS_KEPT + 5)]
     for other in (*OTHERS, *foreign):
         _writes(other, 1)
@@ -81,7 +82,7 @@ def test_the_logs_of_a_later_engine_with_an_earlier_ones_name_are_kept(
 ) -> None:
     """Another cluster may have an engine of that name, too: all clusters have one log folder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    members = Members([], Board("chat", quiet=True))
+    members = Members([], Board("chat", quiet=True), HeldPorts())
     for at, name in enumerate(["decode-0", *(f"decode-{0x19A1B2C3D4E + at:x}-{at + 1}" for at in range(LOGS_KEPT))]):
         _writes(name, at)
         members.remove(members.add(_planned(name), "decode", later=True))

@@ -1,0 +1,70 @@
+"""Ports that Baton chooses before a program takes them: no two processes of Baton choose the same one, and an engine
+that loses one to another program begins anew with others.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from support.cluster import Cluster
+
+from baton.board import Board
+from baton.members import Members
+from baton.plan import AGENT_PORT, WantedEngine, with_ports
+from baton.ports import HeldPorts, is_free
+from cluster.instance import Role
+from engine.vllm.placement import MachineShare
+
+pytestmark = pytest.mark.sockets
+
+WANTED = WantedEngine(name="decode-0", role=Role.DECODE, model="m")
+
+
+def test_a_port_that_one_process_chose_is_chosen_by_no_other() -> None:
+    with HeldPorts() as first, HeldPorts() as second:
+        mine = first.take(AGENT_PORT)
+        theirs = second.take(AGENT_PORT)
+        assert first.take(AGENT_PORT) not in {mine, theirs}
+        assert is_free("127.0.0.1", mine), "the program that it was chosen for can listen there"
+        first.give_back(mine)
+        assert second.take(AGENT_PORT) == mine
+    with HeldPorts() as third:
+        assert third.take(AGENT_PORT) == mine, "the end of a process frees its ports"
+
+
+def test_side_channels_leave_room_for_ranks() -> None:
+    with HeldPorts() as ports:
+        first = ports.take(5600, step=32)
+        assert (ports.take(5600, step=32) - first) % 32 == (first - 5600) % 32 == 0
+
+
+def _members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: HeldPorts) -> Members:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return Members([], Board("chat", quiet=True), ports)
+
+
+def test_an_engine_moves_only_if_it_lost_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HeldPorts() as ports:
+        members = _members(tmp_path, monkeypatch, ports)
+        member = members.add(with_ports(WANTED, MachineShare(), ports))
+        planned, argv = member.planned, member.program.argv
+        assert members.move(member) == ""
+        assert (member.planned, member.program.argv) == (planned, argv)
+        with socket.create_server(("127.0.0.1", planned.agent_port)):
+            assert f"another program has taken port {planned.agent_port}" in members.move(member)
+        assert str(member.planned.agent_port) in member.program.argv
+        assert str(planned.agent_port) not in member.program.argv
+        members.remove(member)
+        assert ports.take(member.planned.agent_port) == member.planned.agent_port, "it was given back"
+
+
+def test_a_cluster_serves_though_other_programs_take_its_engines_ports(tmp_path: Path) -> None:
+    words = ("--engine", "mock", "--prefill", "1", "--decode", "2", "--", "--speed", "10")
+    cluster = Cluster.start(tmp_path, *words, program=("-m", "support.thieving_up"))
+    try:
+        cluster.wait_ready()
+        assert {each["state"] for each in cluster.status().values()} == {"ready"}
+    finally:
+        assert cluster.stop() == 0
