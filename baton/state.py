@@ -6,6 +6,7 @@ Under ``$XDG_STATE_HOME/baton/`` (``~/.local/state/baton/`` where it is not set)
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -78,19 +79,35 @@ def recorded(running: Running) -> Iterator[None]:
     Raises:
         UsageError: a cluster of this name runs already.
     """
-    other = load(running.cluster)
-    if other is not None and other.alive:
-        where = f" at {other.endpoint}" if other.endpoint else ""
-        raise UsageError(
-            f"--cluster {running.cluster}: runs already (pid {other.pid}{where}); "
-            f"stop it with `baton down`, or choose another name"
-        )
-    save(running)
+    with _locked():
+        other = load(running.cluster)
+        if other is not None and other.alive:
+            where = f" at {other.endpoint}" if other.endpoint else ""
+            raise UsageError(
+                f"--cluster {running.cluster}: runs already (pid {other.pid}{where}); "
+                f"stop it with `baton down`, or choose another name"
+            )
+        save(running)
     try:
         yield
     finally:
+        with contextlib.suppress(OSError), _locked():
+            last = load(running.cluster)
+            if last is None or (last.pid, last.born) == (running.pid, running.born):
+                record_file(running.cluster).unlink()
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """Let no other `baton up` with this state folder look for a record, or begin or end one, meanwhile. A file system
+    without locks keeps no cluster from its start.
+    """
+    folder = state_folder() / "clusters"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
         with contextlib.suppress(OSError):
-            record_file(running.cluster).unlink()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def save(running: Running) -> None:
