@@ -120,10 +120,10 @@ class LocalFleet:
         running.stop_s = self._grace_s + CONTROLLER_S + ENDS_S
         self.board = Board(front.title, quiet=front.as_json)
         self.registry = registry
-        logs, words = log_folder(), registry.words()
+        logs, words = log_folder(running.cluster), registry.words()
         self._record: Final = KeptRecord(running, self.board)
         self.router = RouterChild(front, words, self.board, running, self._record.write)
-        self.members = Members(words, self.board, ports)
+        self.members = Members(words, self.board, ports, logs)
         for each in planned:
             self.members.add(each)
         self.registry_program: Program | None = None

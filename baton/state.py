@@ -1,6 +1,7 @@
 """The files that a running `baton up` keeps for `status`, `logs` and `down`: one small file a cluster.
 
-Under ``$XDG_STATE_HOME/baton/`` (``~/.local/state/baton/`` where it is not set): ``clusters/NAME.json`` and ``logs/``.
+Under ``$XDG_STATE_HOME/baton/`` (``~/.local/state/baton/`` where it is not set): ``clusters/NAME.json`` and ``logs/``
+(of the cluster ``default``; ``logs/clusters/NAME/`` of others).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import UsageError
+from cluster.registry.registry import DEFAULT_CLUSTER
 
 
 def state_folder() -> Path:
@@ -25,9 +27,16 @@ def state_folder() -> Path:
     return home / "baton"
 
 
-def log_folder() -> Path:
-    """The folder of all logs."""
-    return state_folder() / "logs"
+def log_folder(cluster: str = DEFAULT_CLUSTER) -> Path:
+    """The folder of a cluster's logs. Each cluster has one of its own, as its programs have the names of others'."""
+    folder = state_folder() / "logs"
+    return folder if cluster == DEFAULT_CLUSTER else folder / "clusters" / cluster
+
+
+def logged_clusters() -> list[str]:
+    """The clusters that have logs, by name."""
+    named = (each.name for each in (log_folder() / "clusters").glob("*/"))
+    return sorted({*named, *([DEFAULT_CLUSTER] if any(log_folder().glob("*.log")) else [])})
 
 
 @dataclass(slots=True, kw_only=True)

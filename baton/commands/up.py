@@ -37,7 +37,7 @@ from baton.ports import HeldPorts
 from baton.registry import fleet_proofs
 from baton.registry_child import RegistryChild, RegistryElsewhere
 from baton.router_child import LocalRouter
-from baton.state import Running, born, recorded
+from baton.state import Running, born, log_folder, recorded
 from baton.ticket_keys import add_ticket_keys_argument, files_for, later_files, named_file, open_fleet_keys
 from cluster.errors import UsageError
 from cluster.instance import Role
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
             settings = dict(zip(pools, later, strict=True))
             fleet.scaling = _scaling(cluster, plan, settings, hardware, registry, front, door, closing, changing)
         with recorded(running):
-            remove_earlier_logs()
+            remove_earlier_logs(log_folder(cluster))
             return asyncio.run(fleet.run())
 
 

@@ -42,7 +42,7 @@ def test_side_channels_leave_room_for_ranks() -> None:
 
 def _members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: HeldPorts) -> Members:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    return Members([], Board("chat", quiet=True), ports)
+    return Members([], Board("chat", quiet=True), ports, tmp_path)
 
 
 def test_an_engine_moves_only_if_it_lost_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

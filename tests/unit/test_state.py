@@ -25,7 +25,8 @@ def running(endpoint: str = "") -> Running:
 
 def test_of_two_clusters_of_one_name_that_start_at_once_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     both_looked = threading.Barrier(2)
-    began, refused = [], []
+    began: list[None] = []
+    refused: list[str] = []
 
     def look(cluster: str) -> Running | None:
         found = load(cluster)
