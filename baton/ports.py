@@ -3,6 +3,8 @@
 A program takes its ports a second to a minute after Baton has chosen them. Until then no other process of Baton on this
 machine may choose them: each holds its ports by name. Other programs do not know these names. If one of them takes a
 port meanwhile, `baton up` begins the engine anew with other ports (`baton.members.Members.move`).
+
+A server of several processes holds its port in the same way until they listen (`baton.processes.held_port`).
 """
 
 from __future__ import annotations
@@ -18,10 +20,6 @@ FREE_PORTS: Final = range(20000, 32000)
 """Ports to choose from if none is asked for: below Linux's ephemeral range. An engine opens its port half a minute
 after Baton chose it; until then an outgoing connection of any program could take an ephemeral port."""
 
-_NAME = "\0baton-port-{}"
-"""The abstract Unix socket that stands for a port. The kernel keeps such names for each network namespace, as it does
-ports, for all users, and frees them when their process ends."""
-
 
 def is_free(host: str, port: int) -> bool:
     """Whether a server could listen there now."""
@@ -32,6 +30,22 @@ def is_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def hold_name(name: str) -> socket.socket | None:
+    """A socket that holds this name until it is closed; None: it is held already, here or in another process of Baton.
+
+    The name is that of an abstract Unix socket. The kernel keeps such names for each network namespace, as it does
+    ports, for all users, and frees them when their processes end. On a machine that forbids such names nothing is held.
+    """
+    holder = socket.socket(socket.AF_UNIX)
+    try:
+        holder.bind(f"\0baton-{name}")
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            holder.close()
+            return None
+    return holder
 
 
 class HeldPorts:
@@ -71,13 +85,8 @@ class HeldPorts:
         """Hold this port; False: this process or another one of Baton's holds it already."""
         if port in self._names:
             return False
-        name = socket.socket(socket.AF_UNIX)
-        try:
-            name.bind(_NAME.format(port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                name.close()
-                return False
-            # A machine that forbids such names: others may choose the port. An engine that loses it begins anew.
+        name = hold_name(f"port-{port}")
+        if name is None:
+            return False
         self._names[port] = name
         return True
