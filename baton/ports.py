@@ -4,13 +4,16 @@ A program takes its ports a second to a minute after Baton has chosen them. Unti
 machine may choose them: each holds its ports by name. Other programs do not know these names. If one of them takes a
 port meanwhile, `baton up` begins the engine anew with other ports (`baton.members.Members.move`).
 
-A server of several processes holds its port in the same way until they listen (`baton.processes.held_port`).
+Two processes of one user may listen on one port if both allow it, as vLLM and servers of several processes do: each
+then gets some of the other's clients. So a server also holds the name of its address (`server_name`), before it or its
+processes listen.
 """
 
 from __future__ import annotations
 
 import errno
 import socket
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -22,14 +25,23 @@ after Baton chose it; until then an outgoing connection of any program could tak
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
+    """Whether a server could listen there now, and none of Baton starts that will."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError:
             return False
-    return True
+    return not _is_held(server_name(host, port))
+
+
+def _is_held(name: str) -> bool:
+    """Whether a process of Baton holds this name, as far as /proc shows it: to try would hold it for a moment."""
+    try:
+        lines = Path("/proc/self/net/unix").read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.endswith(f" @baton-{name}") for line in lines)
 
 
 def hold_name(name: str) -> socket.socket | None:
@@ -48,17 +60,25 @@ def hold_name(name: str) -> socket.socket | None:
     return holder
 
 
+def server_name(address: str, port: int) -> str:
+    """The name that a server of Baton holds for as long as it may listen there."""
+    return f"server-{address}-{port}"
+
+
 class HeldPorts:
     """The ports that this process has chosen on the loopback address. Use as a context; its end gives all back."""
 
     def __init__(self) -> None:
         self._names: Final[dict[int, socket.socket]] = {}
+        self._servers: Final[list[socket.socket]] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.give_back(*self._names)
+        for server in self._servers:
+            server.close()
 
     def take(self, first: int, *, step: int = 1) -> int:
         """The first of `first`, `first + step` and so on that is free and that no process of Baton on this machine
@@ -80,6 +100,13 @@ class HeldPorts:
             name = self._names.pop(port, None)
             if name is not None:
                 name.close()
+
+    def serve(self, address: str, port: int) -> bool:
+        """Hold the name of an address for a server of this process, to the end; False: another server holds it."""
+        server = hold_name(server_name(address, port))
+        if server is not None:
+            self._servers.append(server)
+        return server is not None
 
     def hold(self, port: int) -> bool:
         """Hold this port; False: this process or another one of Baton's holds it already."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
-from baton.ports import hold_name
+from baton.ports import hold_name, server_name
 from baton.restarts import Restarts
 from baton.signals import STOPPING, ignore_stopping_signals
 from cluster.errors import UsageError, cannot_listen
@@ -65,7 +65,7 @@ class ServerProcesses:
         self._count, self._serve, self._announce, self._drain_s = count, serve, announce, drain_s
         self._port = 0
         self._names: list[socket.socket] = []
-        """Sockets that hold the port's name, for this process alone: its children may outlive it, and listen no more."""
+        """Sockets that hold the port's name, for this process alone: its children may outlive it and listen no more."""
         self._running: dict[int, _Process] = {}
         """The children by process id."""
         self._restarts = Restarts()
@@ -263,7 +263,7 @@ def held_port(host: str, port: int, names: list[socket.socket] | None = None) ->
             held.append(mine)
             _bind(mine, family, where, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
             port = mine.getsockname()[1]
-            names.append(_named(f"server-{address[0]}-{port}"))
+            names.append(_named(server_name(str(address[0]), port)))
     except OSError as error:
         for each in (*held, *names):
             each.close()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import secrets
@@ -573,6 +574,8 @@ def _port(host: str, port: int, flag: str, ports: HeldPorts) -> int:
         raise UsageError(f"{flag} {port}: a port is a number from 0 to 65535")
     if port:
         problem = _cannot_open(host, port)
+        if problem is None and not ports.serve(host, port):  # another engine starts, and listens later
+            problem = os.strerror(errno.EADDRINUSE).lower()
         if problem is None:
             return port
         raise UsageError(f"{flag} {port} on {host}: {problem}; choose another port, or 0 for a free one")

@@ -13,7 +13,7 @@ from support.cluster import Cluster
 from baton.board import Board
 from baton.members import Members
 from baton.plan import AGENT_PORT, WantedEngine, with_ports
-from baton.ports import HeldPorts, is_free
+from baton.ports import LOOPBACK, HeldPorts, is_free
 from cluster.instance import Role
 from engine.vllm.placement import MachineShare
 
@@ -32,6 +32,16 @@ def test_a_port_that_one_process_chose_is_chosen_by_no_other() -> None:
         assert second.take(AGENT_PORT) == mine
     with HeldPorts() as third:
         assert third.take(AGENT_PORT) == mine, "the end of a process frees its ports"
+
+
+def test_a_port_is_not_free_while_an_engine_starts_that_will_listen_there() -> None:
+    with HeldPorts() as started_by_hand, HeldPorts() as ports:
+        port = ports.take(AGENT_PORT)
+        ports.give_back(port)
+        assert started_by_hand.serve(LOOPBACK, port)
+        assert not is_free(LOOPBACK, port)
+        assert ports.take(AGENT_PORT) != port
+    assert is_free(LOOPBACK, port)
 
 
 def test_side_channels_leave_room_for_ranks() -> None:

@@ -97,6 +97,14 @@ def test_two_engines_that_start_at_once_choose_different_ports(monkeypatch: pyte
     assert [(spec.port, spec.side_channel_port) for spec in specs] == [(20000, 20001), (20002, 20003)]
 
 
+@pytest.mark.parametrize("flag", ["--port", "--side-channel-port"])
+def test_two_engines_that_start_at_once_do_not_share_a_port(flag: str) -> None:
+    with HeldPorts() as one, HeldPorts() as other:
+        engine.spec_of(_args(flag, "20000"), {}, one)
+        with pytest.raises(UsageError, match=f"{flag} 20000 on 127.0.0.1: address already in use; choose another port"):
+            engine.spec_of(_args(flag, "20000"), {}, other)
+
+
 def test_a_busy_port_is_named_with_its_flag() -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
