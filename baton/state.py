@@ -149,7 +149,13 @@ def must_load(cluster: str) -> Running:
     """
     running = load(cluster)
     if running is None or not running.alive:
-        raise UsageError(
-            f"no cluster named `{cluster}` runs on this machine; start one with `baton up`, or name a --registry"
-        )
+        named = ", ".join(f"--cluster {each.cluster}" for each in _alive())
+        instead = f"name one that runs: {named}" if named else "start one with `baton up`, or name a --registry"
+        raise UsageError(f"no cluster named `{cluster}` runs on this machine; {instead}")
     return running
+
+
+def _alive() -> list[Running]:
+    """All clusters that run, as far as this state folder has their records."""
+    found = (load(path.stem) for path in sorted((state_folder() / "clusters").glob("*.json")))
+    return [each for each in found if each is not None and each.alive]

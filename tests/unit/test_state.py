@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from baton import state
-from baton.state import Running, born, load, recorded, save
+from baton.state import Running, born, load, must_load, recorded, save
 from cluster.errors import UsageError
 
 
@@ -63,3 +63,11 @@ def test_a_record_ends_with_its_cluster() -> None:
     with recorded(running()):
         assert load("chat") == running()
     assert load("chat") is None
+
+
+def test_a_command_for_a_cluster_that_does_not_run_names_those_that_do() -> None:
+    save(Running(cluster="ended", pid=os.getpid(), born="0"))
+    with recorded(running()), pytest.raises(UsageError, match=r"no cluster named `default` runs .*: --cluster chat$"):
+        must_load("default")
+    with pytest.raises(UsageError, match="no cluster named `default` runs on this machine; start one with `baton up`"):
+        must_load("default")
