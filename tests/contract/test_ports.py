@@ -12,35 +12,38 @@ from support.cluster import Cluster
 
 from baton.board import Board
 from baton.members import Members
-from baton.plan import AGENT_PORT, WantedEngine, with_ports
+from baton.plan import WantedEngine, with_ports
 from baton.ports import LOOPBACK, HeldPorts, is_free
 from cluster.instance import Role
 from engine.vllm.placement import MachineShare
 
 pytestmark = pytest.mark.sockets
 
+FIRST = 19300
+"""A port near which no cluster of the machine chooses any meanwhile."""
+
 WANTED = WantedEngine(name="decode-0", role=Role.DECODE, model="m")
 
 
 def test_a_port_that_one_process_chose_is_chosen_by_no_other() -> None:
     with HeldPorts() as first, HeldPorts() as second:
-        mine = first.take(AGENT_PORT)
-        theirs = second.take(AGENT_PORT)
-        assert first.take(AGENT_PORT) not in {mine, theirs}
+        mine = first.take(FIRST)
+        theirs = second.take(FIRST)
+        assert first.take(FIRST) not in {mine, theirs}
         assert is_free("127.0.0.1", mine), "the program that it was chosen for can listen there"
         first.give_back(mine)
-        assert second.take(AGENT_PORT) == mine
+        assert second.take(FIRST) == mine
     with HeldPorts() as third:
-        assert third.take(AGENT_PORT) == mine, "the end of a process frees its ports"
+        assert third.take(FIRST) == mine, "the end of a process frees its ports"
 
 
 def test_a_port_is_not_free_while_an_engine_starts_that_will_listen_there() -> None:
     with HeldPorts() as started_by_hand, HeldPorts() as ports:
-        port = ports.take(AGENT_PORT)
+        port = ports.take(FIRST)
         ports.give_back(port)
         assert started_by_hand.serve(LOOPBACK, port)
         assert not is_free(LOOPBACK, port)
-        assert ports.take(AGENT_PORT) != port
+        assert ports.take(FIRST) != port
     assert is_free(LOOPBACK, port)
 
 

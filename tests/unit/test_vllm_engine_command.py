@@ -89,20 +89,20 @@ def test_port_zero_is_a_free_one() -> None:
 
 def test_two_engines_that_start_at_once_choose_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM takes its port a quarter of a minute later, and shares it with another vLLM of the same user."""
-    drawn = iter([20000, 20001, 20000, 20001, 20002, 20002, 20003])
+    drawn = iter([19400, 19401, 19400, 19401, 19402, 19402, 19403])
     monkeypatch.setattr("secrets.choice", lambda _: next(drawn))
     monkeypatch.setattr(engine, "_cannot_open", lambda *_: None)
     with HeldPorts() as one, HeldPorts() as other:
         specs = [engine.spec_of(_args(), {}, ports) for ports in (one, other)]
-    assert [(spec.port, spec.side_channel_port) for spec in specs] == [(20000, 20001), (20002, 20003)]
+    assert [(spec.port, spec.side_channel_port) for spec in specs] == [(19400, 19401), (19402, 19403)]
 
 
 @pytest.mark.parametrize("flag", ["--port", "--side-channel-port"])
 def test_two_engines_that_start_at_once_do_not_share_a_port(flag: str) -> None:
     with HeldPorts() as one, HeldPorts() as other:
-        engine.spec_of(_args(flag, "20000"), {}, one)
-        with pytest.raises(UsageError, match=f"{flag} 20000 on 127.0.0.1: address already in use; choose another port"):
-            engine.spec_of(_args(flag, "20000"), {}, other)
+        engine.spec_of(_args(flag, "19410"), {}, one)
+        with pytest.raises(UsageError, match=f"{flag} 19410 on 127.0.0.1: address already in use; choose another port"):
+            engine.spec_of(_args(flag, "19410"), {}, other)
 
 
 def test_a_busy_port_is_named_with_its_flag() -> None:
