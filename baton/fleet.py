@@ -15,7 +15,8 @@ from baton.demo import demonstrate, how_to_use
 from baton.local import Event, Program, baton_words
 from baton.members import LocalMember, Members
 from baton.output import announce_ready, say
-from baton.plan import PlacedEngine
+from baton.plan import PlacedEngine, WantedEngine, with_ports
+from baton.ports import HeldPorts
 from baton.registry_child import RegistryElsewhere
 from baton.restarts import Restarts
 from baton.router_child import LocalRouter, RouterChild
@@ -24,6 +25,7 @@ from baton.state import Running, log_folder, record_file, save
 from cluster.errors import BatonError
 from cluster.ids import InstanceId, engine_of
 from cluster.instance import Role
+from engine.vllm.placement import MachineShare
 
 DRAIN_S = 45.0
 """Least time after Ctrl-C for programs to end by themselves; then they are killed."""
@@ -109,18 +111,19 @@ class LocalFleet:
         planned: list[PlacedEngine],
         running: Running,
         registry: RegistryElsewhere,
+        ports: HeldPorts,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """`planned`: the engines of this machine; empty if they run `elsewhere`."""
+        """`planned`: the engines of this machine, with their ports held in `ports`; empty if they run `elsewhere`."""
         self._grace_s = max(DRAIN_S, front.limits.get("drain_s", 0.0) + ENDS_S)
         self.running = running
         running.stop_s = self._grace_s + CONTROLLER_S + ENDS_S
         self.board = Board(front.title, quiet=front.as_json)
         self.registry = registry
-        logs, words = log_folder(), registry.words()
+        logs, words = log_folder(running.cluster), registry.words()
         self._record: Final = KeptRecord(running, self.board)
         self.router = RouterChild(front, words, self.board, running, self._record.write)
-        self.members = Members(words, self.board)
+        self.members = Members(words, self.board, ports, logs)
         for each in planned:
             self.members.add(each)
         self.registry_program: Program | None = None
@@ -194,11 +197,14 @@ class LocalFleet:
                 self.board.update(program.name, "stopped", "it was told to leave")  # an operator's doing, no failure
                 self._forget(member)
                 return
-            if code in FINAL_CODES or not restarts.may(time.monotonic()):
+            because = "" if code in FINAL_CODES else f"its process ended with {code}"
+            if member is not None and not because:
+                because = self.members.move(member)
+            if not because or not restarts.may(time.monotonic()):
                 self.board.update(program.name, "failed", f"exit code {code}")
                 self._failed(program, member, code)
                 return
-            self.board.update(program.name, "restarting", f"its process ended with {code}")
+            self.board.update(program.name, "restarting", because)
             if member is not None:
                 await member.ports_free()
                 if member.leaving:
@@ -230,13 +236,13 @@ class LocalFleet:
         self.running.scaling = url
         self._record.write()
 
-    def begin_engine(self, planned: PlacedEngine, pool: str) -> None:
-        """Start one more engine of `pool`; nothing while the cluster stops."""
+    def begin_engine(self, wanted: WantedEngine, share: MachineShare, pool: str) -> None:
+        """Start one more engine of `pool` on this part of the machine; nothing while the cluster stops."""
         if self.stopping.is_set() or self._group is None:
             return
-        member = self.members.add(planned, pool, later=True)
-        self.board.add(member.name, f"{planned.url} on {planned.placed}")
-        self.board.update(member.name, "starting", str(planned.placed))
+        member = self.members.add(with_ports(wanted, share, self.members.ports), pool, later=True)
+        self.board.add(member.name, member.planned.where)
+        self.board.update(member.name, "starting", str(share))
         self._begin(member.program)
 
     async def _serve(self) -> None:
@@ -342,7 +348,7 @@ def _fill_board(fleet: LocalFleet) -> None:
         fleet.board.add("controller", "starts engines on Ray")
     for member in fleet.members:
         placed = member.planned.placed
-        fleet.board.add(member.name, f"{member.planned.url} on {placed}")
+        fleet.board.add(member.name, member.planned.where)
         if placed.gpus:
             fleet.board.update(member.name, "starting", str(placed))  # lines of a log have no column for it
 

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -152,30 +151,3 @@ class Program:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
-
-
-def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen there now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
-
-
-def free_ports(host: str, rows: Sequence[range], taken: set[int]) -> tuple[int, ...]:
-    """One port of each row: those at the first place where all are free and none is in `taken`; adds them to `taken`.
-
-    One place for all, as an engine opens its ports half a minute after its agent: another cluster that starts meanwhile
-    sees by the agent's port that the engine's is given away.
-
-    Raises:
-        OSError: there is none.
-    """
-    for ports in zip(*rows, strict=False):
-        if taken.isdisjoint(ports) and all(is_free(host, port) for port in ports):
-            taken.update(ports)
-            return ports
-    raise OSError(f"no free ports from {' and '.join(str(row.start) for row in rows)} on")

@@ -9,7 +9,7 @@ from typing import Final
 
 from baton.changing import Changing
 from baton.fleet import LocalFleet
-from baton.plan import WantedEngine, placed_engine
+from baton.plan import WantedEngine
 from baton.scaling import ScalingPlan, ScalingShell
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
@@ -45,8 +45,7 @@ class LocalChildren:
         ]
 
     def begin(self, name: InstanceId, pool: str, share: MachineShare) -> None:
-        planned = placed_engine(self._make(name, pool), share, self._fleet.members.ports)
-        self._fleet.begin_engine(planned, pool)
+        self._fleet.begin_engine(self._make(name, pool), share, pool)
 
     def drain(self, name: InstanceId, deadline_s: float) -> None:
         self._fleet.members.drain(name, deadline_s)

@@ -12,9 +12,9 @@ from operator import itemgetter
 from pathlib import Path
 
 from baton.board import Board
-from baton.local import Event, Program, baton_words, is_free
-from baton.plan import LOOPBACK, PlacedEngine
-from baton.state import log_folder
+from baton.local import Event, Program, baton_words
+from baton.plan import PlacedEngine, with_ports
+from baton.ports import LOOPBACK, HeldPorts, is_free
 from cluster.ids import InstanceId
 from goodput.actions import pool_of_new
 from kvtransfer.asks import doors_of
@@ -75,10 +75,13 @@ class LocalMember:
 class Members:
     """All engines by name, in the order in which they were added: each drained, ended, and introduced to the others."""
 
-    def __init__(self, registry: list[str], board: Board) -> None:
-        """`registry`: flags by which engines' agents find the registry."""
+    def __init__(self, registry: list[str], board: Board, ports: HeldPorts, logs: Path) -> None:
+        """`registry`: flags by which engines' agents find the registry; `logs`: the folder of the cluster's logs."""
         self._found: dict[str, LocalMember] = {}
+        self.ports = ports
+        """The engines' ports, held until each has ended."""
         self._registry = registry
+        self._logs = logs
         self._board = board
         self._ended: dict[str, deque[str]] = {}
         """By pool, engines that were started later and have ended, the oldest first: those whose logs are kept."""
@@ -95,33 +98,47 @@ class Members:
     def add(self, planned: PlacedEngine, pool: str = "", *, later: bool = False) -> LocalMember:
         """Add an engine, not started yet."""
         wanted = planned.wanted
-        argv = baton_words(*planned.words(self._registry))
-        argv = [*argv, "--", *wanted.vllm_args] if wanted.vllm_args else argv
-        program = Program(wanted.name, argv, self._heard, log_folder() / f"{wanted.name}.agent.log")
+        log = self._logs / f"{wanted.name}.agent.log"
+        program = Program(wanted.name, self._argv(planned), self._heard, log)
         member = LocalMember(planned=planned, program=program, pool=pool or pool_of(wanted.name), later=later)
         self._found[member.name] = member
         return member
+
+    def _argv(self, planned: PlacedEngine) -> list[str]:
+        log = self._logs / f"{planned.wanted.name}.log"
+        argv = baton_words(*planned.words(self._registry), "--log-file", str(log))
+        return [*argv, "--", *planned.wanted.vllm_args] if planned.wanted.vllm_args else argv
+
+    def move(self, member: LocalMember) -> str:
+        """Give an engine that has ended other ports if another program has one of its own, as its next start would fail
+        for that, too. Returns why, for people; empty: its ports are free, and it keeps them.
+        """
+        old = member.planned
+        taken = next((port for port in old.ports if not is_free(LOOPBACK, port)), None)
+        if taken is None:
+            return ""
+        self.ports.give_back(*old.ports)
+        member.planned = with_ports(old.wanted, old.placed, self.ports)
+        member.program.argv = self._argv(member.planned)
+        self._board.add(member.name, member.planned.where)
+        return f"another program has taken port {taken}: it begins anew at {member.planned.url}"
 
     def remove(self, member: LocalMember) -> None:
         """Remove an engine that has ended. Of engines that were started later, only the last ones' logs are kept."""
         if self._found.get(member.name) is member:
             del self._found[member.name]
+            self.ports.give_back(*member.planned.ports)
             if member.later and pool_of_new(member.name) == member.pool:
                 self._forget(member)
 
     def _forget(self, member: LocalMember) -> None:
         """Note an engine with a new name (`goodput.actions.new_name`) as ended, and remove the logs of earlier ones.
-        Logs of other commands stay: all clusters have one log folder, and their engines may run.
+        Logs of other commands stay: their engines may run.
         """
         ended = self._ended.setdefault(member.pool, deque())
         ended.append(member.name)
         while len(ended) > LOGS_KEPT:
-            _remove_logs(ended.popleft())
-
-    @property
-    def ports(self) -> set[int]:
-        """All ports of all engines."""
-        return {port for member in self._found.values() for port in member.planned.ports}
+            _remove_logs(self._logs, ended.popleft())
 
     @property
     def ranks(self) -> int:
@@ -194,15 +211,15 @@ def _cut_off(member: LocalMember) -> None:
         member.program.close()
 
 
-def remove_earlier_logs() -> None:
-    """Remove logs of engines with new names (`goodput.actions.new_name`) that earlier runs have left, but for the last
-    `LOGS_KEPT` of each pool, those younger than `LOGS_AGE_S`, and those that a visible process has open: all clusters
-    have one log folder, and engines may run. An engine of another machine or container that writes nothing for longer
+def remove_earlier_logs(folder: Path) -> None:
+    """Remove logs of engines with new names (`goodput.actions.new_name`) that earlier runs have left in this folder,
+    but for the last `LOGS_KEPT` of each pool, those younger than `LOGS_AGE_S`, and those that a visible process has
+    open: engines of another command may run. An engine of another machine or container that writes nothing for longer
     loses its logs. Logs of engines with other names, and of the router, stay: the next run goes on with them, within
     their bounds.
     """
     written: dict[str, dict[str, float]] = {}
-    for path in log_folder().glob("*.log*"):
+    for path in folder.glob("*.log*"):
         ending = next((each for each in _LOG_ENDINGS if path.name.endswith(each)), "")
         name = path.name.removesuffix(ending)
         pool = pool_of_new(name)
@@ -217,8 +234,8 @@ def remove_earlier_logs() -> None:
         return
     opened = _open_files()
     for name in old:
-        if not any(str(path) in opened for path in _logs_of(name)):
-            _remove_logs(name)
+        if not any(str(path) in opened for path in _logs_of(folder, name)):
+            _remove_logs(folder, name)
 
 
 def _open_files() -> set[str]:
@@ -234,13 +251,12 @@ def _open_files() -> set[str]:
     return found
 
 
-def _logs_of(name: str) -> list[Path]:
-    folder = log_folder().resolve()
-    return [folder / f"{name}{ending}" for ending in _LOG_ENDINGS]
+def _logs_of(folder: Path, name: str) -> list[Path]:
+    return [folder.resolve() / f"{name}{ending}" for ending in _LOG_ENDINGS]
 
 
-def _remove_logs(name: str) -> None:
-    for path in _logs_of(name):
+def _remove_logs(folder: Path, name: str) -> None:
+    for path in _logs_of(folder, name):
         with contextlib.suppress(OSError):
             path.unlink()
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from baton.local import free_ports
 from baton.mock_command import mock_args, mock_ranks
+from baton.ports import LOOPBACK, HeldPorts
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import Spec, flags, instances
@@ -26,12 +26,9 @@ SIDE_CHANNEL_PORT = 5600
 SIDE_CHANNEL_STEP = 32
 """vLLM adds the data-parallel rank to a side channel's port: leave room between two engines."""
 
-PORTS_END = 1 << 16
 
 TINY_NAME = "baton-tiny"
 """In a cluster file: the model that ships."""
-
-LOOPBACK = "127.0.0.1"
 
 
 NOTHING_USED: Final[Mapping[str, int]] = MappingProxyType({})
@@ -109,6 +106,11 @@ class PlacedEngine:
     def url(self) -> str:
         """The engine's base URL."""
         return f"http://{LOOPBACK}:{self.port}"
+
+    @property
+    def where(self) -> str:
+        """The engine's address and its part of the machine, for people."""
+        return f"{self.url} on {self.placed}"
 
     def words(self, registry: list[str]) -> list[str]:
         """The `baton engine` command of this engine, up to vLLM's own flags."""
@@ -205,14 +207,34 @@ def _wanted(spec: Spec, each: PlannedInstance, vllm_args: list[str], engine: str
     )
 
 
+def with_ports(wanted: WantedEngine, placed: MachineShare, ports: HeldPorts) -> PlacedEngine:
+    """An engine on its part of the machine, with free ports of its own, held in `ports`.
+
+    Raises:
+        OSError: no port is free.
+    """
+    return PlacedEngine(
+        wanted=wanted,
+        port=ports.take(ENGINE_PORT),
+        agent_port=ports.take(AGENT_PORT),
+        side_channel_port=ports.take(SIDE_CHANNEL_PORT, step=SIDE_CHANNEL_STEP),
+        placed=placed,
+    )
+
+
 def place(
-    wanted: list[WantedEngine], hardware: EngineHardware, most: int = 0, used_mib: Mapping[str, int] = NOTHING_USED
+    wanted: list[WantedEngine],
+    hardware: EngineHardware,
+    ports: HeldPorts,
+    most: int = 0,
+    used_mib: Mapping[str, int] = NOTHING_USED,
 ) -> list[PlacedEngine]:
     """Give each engine its cores or GPUs and its ports.
 
     Args:
         wanted: the engines to start.
         hardware: of this machine.
+        ports: those that this command holds.
         most: most engines that there may be later: without GPUs, each gets its share of the cores among so many.
         used_mib: memory in use on each GPU, by its id: GPUs on which other programs have a model come last.
 
@@ -236,24 +258,4 @@ def place(
         gpus_each=[each.gpus for each in wanted],
         types=[each.gpu for each in wanted],
     )[: len(wanted)]
-    taken: set[int] = set()
-    return [placed_engine(each, placed, taken) for each, placed in zip(wanted, shares, strict=True)]
-
-
-def placed_engine(wanted: WantedEngine, placed: MachineShare, taken: set[int]) -> PlacedEngine:
-    """An engine on its part of the machine, with free ports; they are added to `taken`.
-
-    Raises:
-        OSError: no port is free.
-    """
-    port, agent_port, side_channel_port = free_ports(LOOPBACK, _PORTS, taken)
-    return PlacedEngine(
-        wanted=wanted, port=port, agent_port=agent_port, side_channel_port=side_channel_port, placed=placed
-    )
-
-
-_PORTS: Final = (
-    range(ENGINE_PORT, PORTS_END),
-    range(AGENT_PORT, PORTS_END),
-    range(SIDE_CHANNEL_PORT, PORTS_END, SIDE_CHANNEL_STEP),
-)
+    return [with_ports(each, placed, ports) for each, placed in zip(wanted, shares, strict=True)]

@@ -7,6 +7,7 @@ the port stays the same after a restart, and the children's lifeline: they end w
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
+from baton.ports import hold_name, server_name
 from baton.restarts import Restarts
 from baton.signals import STOPPING, ignore_stopping_signals
 from cluster.errors import UsageError, cannot_listen
@@ -62,6 +64,8 @@ class ServerProcesses:
         """
         self._count, self._serve, self._announce, self._drain_s = count, serve, announce, drain_s
         self._port = 0
+        self._names: list[socket.socket] = []
+        """Sockets that hold the port's name, for this process alone: its children may outlive it and listen no more."""
         self._running: dict[int, _Process] = {}
         """The children by process id."""
         self._restarts = Restarts()
@@ -79,7 +83,7 @@ class ServerProcesses:
         Raises:
             UsageError: the port is taken.
         """
-        with held_port(host, port) as self._port, self._signals():
+        with held_port(host, port, self._names) as self._port, self._signals():
             self._lifeline = os.pipe()
             if lifeline:
                 self._selector.register(0, selectors.EVENT_READ)
@@ -192,6 +196,8 @@ class ServerProcesses:
             self._selector.close()
             for fd in (*self._wakeup, *(each.word for each in self._running.values() if each.word >= 0)):
                 os.close(fd)
+            for name in self._names:
+                name.close()
             os.close(self._lifeline[1])
             os.dup2(self._lifeline[0], 0)
             self._running.clear()
@@ -234,8 +240,9 @@ def _heard(_number: int, _frame: FrameType | None) -> None:
 
 
 @contextlib.contextmanager
-def held_port(host: str, port: int) -> Iterator[int]:
-    """Keep a port for processes that listen on it with `SO_REUSEPORT`; connections go to those that listen.
+def held_port(host: str, port: int, names: list[socket.socket] | None = None) -> Iterator[int]:
+    """Keep a port for processes that listen on it with `SO_REUSEPORT`; connections go to those that listen. `names`
+    gets the sockets that hold its name, which only the process that keeps the port is to have open.
 
     Yields:
         The port: a free one for 0.
@@ -245,6 +252,7 @@ def held_port(host: str, port: int) -> Iterator[int]:
             the same user that also shares its port would get half of the clients.
     """
     held: list[socket.socket] = []
+    names = [] if names is None else names
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, kind, protocol, _, address in dict.fromkeys(found):
@@ -255,15 +263,26 @@ def held_port(host: str, port: int) -> Iterator[int]:
             held.append(mine)
             _bind(mine, family, where, socket.SO_REUSEADDR, socket.SO_REUSEPORT)
             port = mine.getsockname()[1]
+            names.append(_named(server_name(str(address[0]), port)))
     except OSError as error:
-        for each in held:
+        for each in (*held, *names):
             each.close()
         raise cannot_listen(host, port, error, "--port") from None
     try:
         yield port
     finally:
-        for each in held:
+        for each in (*held, *names):
             each.close()
+
+
+def _named(name: str) -> socket.socket:
+    """Hold the name of an address. Sockets that share a port do not tell a server of the same user, whose processes do
+    not listen yet, from this one.
+    """
+    holder = hold_name(name)
+    if holder is None:
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    return holder
 
 
 def _bind(bound: socket.socket, family: int, where: Any, *options: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sys
 import tempfile
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from baton.ports import FREE_PORTS, HeldPorts
 from cluster.errors import BatonError
 from cluster.registry.launch import registry_command
 from cluster.registry.redis import RedisRegistry
@@ -73,10 +75,11 @@ class RegistryElsewhere:
 class RegistryChild(RegistryElsewhere):
     """A registry server of this cluster's own: its address and its command. `__exit__` removes its password file."""
 
-    def __init__(self, cluster: str) -> None:
+    def __init__(self, cluster: str, ports: HeldPorts) -> None:
+        """`ports`: holds the server's port, for its restarts too."""
         self._folder = tempfile.TemporaryDirectory(prefix="baton-registry-")
         try:
-            self._command = registry_command(Path(self._folder.name))
+            self._command = registry_command(Path(self._folder.name), port=ports.take(secrets.choice(FREE_PORTS)))
         except BaseException:  # an interrupt too: the folder holds a password
             self._folder.cleanup()
             raise

@@ -66,7 +66,10 @@ class RouterChild:
         """
         self.settings = settings
         self.program = Program(
-            "router", baton_words(*settings.words(), *registry), self._heard, log_folder() / "router.log"
+            "router",
+            baton_words(*settings.words(), *registry),
+            self._heard,
+            log_folder(running.cluster) / "router.log",
         )
         self.endpoint = self.admin = ""
         self.ready = asyncio.Event()

@@ -1,11 +1,13 @@
 """The files that a running `baton up` keeps for `status`, `logs` and `down`: one small file a cluster.
 
-Under ``$XDG_STATE_HOME/baton/`` (``~/.local/state/baton/`` where it is not set): ``clusters/NAME.json`` and ``logs/``.
+Under ``$XDG_STATE_HOME/baton/`` (``~/.local/state/baton/`` where it is not set): ``clusters/NAME.json`` and ``logs/``
+(of the cluster ``default``; ``logs/clusters/NAME/`` of others).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import UsageError
+from cluster.registry.registry import DEFAULT_CLUSTER
 
 
 def state_folder() -> Path:
@@ -24,9 +27,16 @@ def state_folder() -> Path:
     return home / "baton"
 
 
-def log_folder() -> Path:
-    """The folder of all logs."""
-    return state_folder() / "logs"
+def log_folder(cluster: str = DEFAULT_CLUSTER) -> Path:
+    """The folder of a cluster's logs. Each cluster has one of its own, as its programs have the names of others'."""
+    folder = state_folder() / "logs"
+    return folder if cluster == DEFAULT_CLUSTER else folder / "clusters" / cluster
+
+
+def logged_clusters() -> list[str]:
+    """The clusters that have logs, by name."""
+    named = (each.name for each in (log_folder() / "clusters").glob("*/"))
+    return sorted({*named, *([DEFAULT_CLUSTER] if any(log_folder().glob("*.log")) else [])})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,19 +88,35 @@ def recorded(running: Running) -> Iterator[None]:
     Raises:
         UsageError: a cluster of this name runs already.
     """
-    other = load(running.cluster)
-    if other is not None and other.alive:
-        where = f" at {other.endpoint}" if other.endpoint else ""
-        raise UsageError(
-            f"--cluster {running.cluster}: runs already (pid {other.pid}{where}); "
-            f"stop it with `baton down`, or choose another name"
-        )
-    save(running)
+    with _locked():
+        other = load(running.cluster)
+        if other is not None and other.alive:
+            where = f" at {other.endpoint}" if other.endpoint else ""
+            raise UsageError(
+                f"--cluster {running.cluster}: runs already (pid {other.pid}{where}); "
+                f"stop it with `baton down`, or choose another name"
+            )
+        save(running)
     try:
         yield
     finally:
+        with contextlib.suppress(OSError), _locked():
+            last = load(running.cluster)
+            if last is None or (last.pid, last.born) == (running.pid, running.born):
+                record_file(running.cluster).unlink()
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """Let no other `baton up` with this state folder look for a record, or begin or end one, meanwhile. A file system
+    without locks keeps no cluster from its start.
+    """
+    folder = state_folder() / "clusters"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
         with contextlib.suppress(OSError):
-            record_file(running.cluster).unlink()
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def save(running: Running) -> None:
@@ -123,7 +149,13 @@ def must_load(cluster: str) -> Running:
     """
     running = load(cluster)
     if running is None or not running.alive:
-        raise UsageError(
-            f"no cluster named `{cluster}` runs on this machine; start one with `baton up`, or name a --registry"
-        )
+        named = ", ".join(f"--cluster {each.cluster}" for each in _alive())
+        instead = f"name one that runs: {named}" if named else "start one with `baton up`, or name a --registry"
+        raise UsageError(f"no cluster named `{cluster}` runs on this machine; {instead}")
     return running
+
+
+def _alive() -> list[Running]:
+    """All clusters that run, as far as this state folder has their records."""
+    found = (load(path.stem) for path in sorted((state_folder() / "clusters").glob("*.json")))
+    return [each for each in found if each is not None and each.alive]

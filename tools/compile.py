@@ -74,6 +74,8 @@ def main() -> None:
         _go_behind()
     with _alone(waits=not beside) as mine:
         if mine and not up_to_date():
+            if beside:
+                os.ftruncate(1, 0)  # the log is this run's now
             compile_to(compiler)
 
 
@@ -88,7 +90,7 @@ def _go_behind() -> None:
     os.setpgid(0, 0)  # Ctrl-C is for the program in front
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    out = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    out = os.open(LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(out, 1)
     os.dup2(out, 2)
 

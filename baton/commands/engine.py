@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import secrets
@@ -29,6 +30,7 @@ from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command, mock_ranks
 from baton.output import announce_ready, emit, say
+from baton.ports import FREE_PORTS, LOOPBACK, HeldPorts
 from baton.registry import UNIX_TIME, add_registry_arguments, open_registry
 from baton.signals import stopping_signals
 from baton.state import state_folder
@@ -71,15 +73,9 @@ from kvtransfer.door import PATH_BYTES_MAX
 from kvtransfer.proving import InstanceProofs
 from prefill.rules import PrefillRules
 
-FREE_PORTS = range(20000, 32000)
-"""Ports to choose from if port 0 is given: below Linux's ephemeral range. An engine opens its port half a minute after
-Baton chose it; until then an outgoing connection of any program could take an ephemeral port."""
-
 START_S = 1800.0
 """Default of --start-timeout, as `kubernetes.start_s`: 140 GB of weights take 19 minutes to come at 1 Gbit/s, then they
 are loaded and compiled. An engine that dies is told at once; this limit ends one that hangs."""
-
-LOOPBACK = "127.0.0.1"
 
 WILDCARDS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104
 """A server that listens there is reached at every address of its machine."""
@@ -198,7 +194,11 @@ def run(args: argparse.Namespace) -> int:
     """Run until stopped: 0. 1 when the engine cannot be started or kept alive, with the last lines of its log."""
     configure_logging("WARNING")
     raise_descriptor_limit()
-    spec = spec_of(args, os.environ)
+    with HeldPorts() as ports:
+        return _run(spec_of(args, os.environ, ports), args)
+
+
+def _run(spec: EngineSpec, args: argparse.Namespace) -> int:
     left = left_by_flags(spec.extra_args)
     if spec.connector == "nixl" and spec.device == "cpu" and left is not None:
         say(f"baton: {spec.instance}: vLLM's own connector hands its KV cache over: {left}")
@@ -371,8 +371,8 @@ def _check_packages(hardware: EngineHardware, vllm_args: tuple[str, ...], name: 
         say(f"baton: {name}: vLLM {hardware.vllm}; Baton is tested with {VLLM_PINNED}")
 
 
-def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
-    """The engine that the flags describe.
+def spec_of(args: argparse.Namespace, environ: Mapping[str, str], ports: HeldPorts) -> EngineSpec:
+    """The engine that the flags describe. Ports that this command chooses are held in `ports`.
 
     Raises:
         UsageError: flags contradict each other, or this machine cannot start the engine.
@@ -391,7 +391,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         model, served_name = (_folder_or_name(args.model), args.served_model_name) if args.model else _tiny(args)
     instance, ticket_keys = InstanceId(args.name or f"{role}-0"), named_file(args, environ)
     _warn_unreachable(args)
-    port = _port(args.host, args.port, "--port")
+    port = _port(args.host, args.port, "--port", ports)
     check_instance_keys(ticket_keys, instance)
     device: Device = "gpu" if mocked else _device(hardware, args.gpu)
     ranks = ranks_in(tuple(args.vllm_args)) if not mocked else mock_ranks(tuple(args.vllm_args))
@@ -416,7 +416,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str]) -> EngineSpec:
         host=args.host,
         port=port,
         side_channel_host=side_channel_host,
-        side_channel_port=_port(side_channel_host, side_channel_port, "--side-channel-port"),
+        side_channel_port=_port(side_channel_host, side_channel_port, "--side-channel-port", ports),
         cores=parse_cores(args.cores) if args.cores else (),
         unbound_threads=_threads(args),
         gpus=gpus,
@@ -595,18 +595,20 @@ def _port_in(environ: Mapping[str, str], name: str) -> int:
     return int(text or 0)
 
 
-def _port(host: str, port: int, flag: str) -> int:
-    """`port` if a server can listen on it; for 0 a free one. `flag` names it in errors."""
+def _port(host: str, port: int, flag: str, ports: HeldPorts) -> int:
+    """`port` if a server can listen on it; for 0 a free one, held in `ports`. `flag` names it in errors."""
     if not 0 <= port <= 65535:
         raise UsageError(f"{flag} {port}: a port is a number from 0 to 65535")
     if port:
         problem = _cannot_open(host, port)
+        if problem is None and not ports.serve(host, port):  # another engine starts, and listens later
+            problem = os.strerror(errno.EADDRINUSE).lower()
         if problem is None:
             return port
         raise UsageError(f"{flag} {port} on {host}: {problem}; choose another port, or 0 for a free one")
     for _ in range(100):
         port = secrets.choice(FREE_PORTS)
-        if _cannot_open(host, port) is None:
+        if _cannot_open(host, port) is None and ports.hold(port):
             return port
     raise UsageError(f"{flag} 0: {_cannot_open(host, port)}; give --host an address of this machine")
 

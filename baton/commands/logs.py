@@ -4,6 +4,7 @@ examples:
   baton logs
   baton logs prefill-0 -n 200
   baton logs router -f
+  baton logs --cluster other router
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import time
 from pathlib import Path
 
 from baton.output import emit, say
-from baton.state import log_folder
+from baton.state import log_folder, logged_clusters
 from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
+from cluster.registry.registry import DEFAULT_CLUSTER
 from engine.vllm.logfile import CUT
 
 CHUNK_BYTES = 1 << 16
@@ -33,19 +35,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--lines", type=int, default=50, metavar="N", help="how many of the last lines (default 50)"
     )
     parser.add_argument("-f", "--follow", action="store_true", help="go on as it grows, until Ctrl-C")
+    parser.add_argument("--cluster", default=DEFAULT_CLUSTER, metavar="NAME", help="whose (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="list as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a log, or the list."""
-    found = {path.stem: path for path in sorted(log_folder().glob("*.log"))}
+    folder = log_folder(args.cluster)
+    found = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    others = ", ".join(f"--cluster {name}" for name in logged_clusters() if name != args.cluster)
+    elsewhere = f"; other clusters' logs: {others}" if others else ""
     if args.name is None:
+        if not found and not args.json:
+            say(f"no logs yet in {folder}{elsewhere}")
         return _list(found, as_json=args.json)
     refuse_given(args, ["json"], f"lists the logs there are, and {args.name} prints one: leave one out")
     if args.name not in found:
         near = difflib.get_close_matches(args.name, found, n=1)
-        hint = f"; do you mean `{near[0]}`?" if near else f"; there are: {', '.join(found) or 'none'}"
-        raise UsageError(f"no log of `{args.name}` in {log_folder()}{hint}")
+        hint = f"; do you mean `{near[0]}`?" if near else f"; there are: {', '.join(found) or 'none'}{elsewhere}"
+        raise UsageError(f"no log of `{args.name}` in {folder}{hint}")
     if args.lines < 0:
         raise UsageError(f"-n {args.lines}: must be 0 or more")
     path = found[args.name]
@@ -61,8 +69,6 @@ def _list(found: dict[str, Path], *, as_json: bool) -> int:
         return 0
     for name, path in found.items():
         print(f"{name:<24} {path.stat().st_size / 1024:8.0f} KiB  {path}")
-    if not found:
-        say(f"no logs yet in {log_folder()}")
     return 0
 
 

@@ -33,10 +33,11 @@ from baton.fleet import Elsewhere, LocalFleet
 from baton.members import remove_earlier_logs
 from baton.output import say
 from baton.plan import PlacedEngine, WantedEngine, from_counts, from_file, place, templates
+from baton.ports import HeldPorts
 from baton.registry import fleet_proofs
 from baton.registry_child import RegistryChild, RegistryElsewhere
 from baton.router_child import LocalRouter
-from baton.state import Running, born, recorded
+from baton.state import Running, born, log_folder, recorded
 from baton.ticket_keys import add_ticket_keys_argument, files_for, later_files, named_file, open_fleet_keys
 from cluster.errors import UsageError
 from cluster.instance import Role
@@ -104,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
     front = _front(args, spec)
     cluster = args.cluster or (spec.registry.cluster if spec is not None else DEFAULT_CLUSTER)
     with ExitStack() as closing:
-        registry = closing.enter_context(_registry(args, spec, cluster))
+        ports = closing.enter_context(HeldPorts())
+        registry = closing.enter_context(_registry(args, spec, cluster, ports))
         hardware = find_hardware()
         plan = _scaling_plan(args, spec, hardware)
         pools = {} if spec is None or plan is None else templates(spec, args.vllm_args, args.engine)
@@ -114,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         every = _with_ticket_keys(args, every, front, registry, closing)
         every, door = _with_doors(_with_connectors(every, hardware), closing)
         wanted, later = every[: len(wanted)], every[len(wanted) :]
-        planned = _placed(wanted, hardware, 0 if plan is None else _most(plan)) if wanted else []
+        planned = _placed(wanted, hardware, ports, 0 if plan is None else _most(plan)) if wanted else []
         running = Running(
             cluster=cluster,
             pid=os.getpid(),
@@ -124,19 +126,20 @@ def run(args: argparse.Namespace) -> int:
             registry_ca_file=str(registry.ca_file or ""),
             ticket_keys_file=front.ticket_keys_file or "",
         )
-        fleet = LocalFleet(front, planned, running, registry, _elsewhere(args, spec, front))
+        fleet = LocalFleet(front, planned, running, registry, ports, _elsewhere(args, spec, front))
         if plan is not None and args.on is None:
             settings = dict(zip(pools, later, strict=True))
             fleet.scaling = _scaling(cluster, plan, settings, hardware, registry, front, door, closing, changing)
         with recorded(running):
-            remove_earlier_logs()
+            remove_earlier_logs(log_folder(cluster))
             return asyncio.run(fleet.run())
 
 
-def _placed(wanted: list[WantedEngine], hardware: EngineHardware, most: int) -> list[PlacedEngine]:
+def _placed(wanted: list[WantedEngine], hardware: EngineHardware, ports: HeldPorts, most: int) -> list[PlacedEngine]:
     """The engines with their parts of the machine. Other programs' GPUs come last, if there is a choice."""
     takes = any(each.engine != "mock" for each in wanted)
-    return place(wanted, hardware, most, memory_used_mib() if takes and len(hardware.gpus) > 1 else {})
+    used_mib = memory_used_mib() if takes and len(hardware.gpus) > 1 else {}
+    return place(wanted, hardware, ports, most, used_mib)
 
 
 def _scaling_plan(args: argparse.Namespace, spec: Spec | None, hardware: EngineHardware) -> ScalingPlan | None:
@@ -336,10 +339,12 @@ def _with_doors(wanted: list[WantedEngine], closing: ExitStack) -> tuple[list[Wa
     return [replace(each, door=door(each.name)) for each in wanted], door
 
 
-def _registry(args: argparse.Namespace, spec: Spec | None, cluster: str) -> RegistryChild | RegistryElsewhere:
+def _registry(
+    args: argparse.Namespace, spec: Spec | None, cluster: str, ports: HeldPorts
+) -> RegistryChild | RegistryElsewhere:
     """The registry that the file names, else a new one that this command starts."""
     if spec is None or spec.registry.url is None:
-        return RegistryChild(cluster)
+        return RegistryChild(cluster, ports)
 
     def path(name: str | None) -> Path | None:
         return None if name is None else beside(args.model, name)

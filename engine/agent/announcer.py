@@ -96,7 +96,8 @@ class Announcer:
             if not isinstance(claimed, NameRefused):
                 return
             if time.monotonic() > deadline:
-                raise UsageError(f"--name {engine_of(rank.id)}: {claimed.because}; choose another name")
+                choose = "choose another name, or another --cluster if it is of another fleet"
+                raise UsageError(f"--name {engine_of(rank.id)}: {claimed.because}; {choose}")
             if not told:
                 self._say(f"{rank.id}: {claimed.because}; waiting for it to be free")
                 told = True

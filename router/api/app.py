@@ -29,6 +29,9 @@ from router.http.outlet import Outlet
 from router.http.tls import limit_untaken, server_context
 from router.http.uploads import Uploads
 
+ADMIN_PORT = "--admin-port (router.admin_port of the cluster file)"
+"""The admin side's port in errors. `baton up`, which starts routers, has no flag for the address."""
+
 BACKLOG = 1024
 """The number of connections that the kernel may queue while the loop is busy."""
 
@@ -79,7 +82,7 @@ async def serve(
             doors=Doors(min(ADMIN_GUESTS_MAX, doors.guests_max)),
             uploads=Uploads(ADMIN_GUESTS_MAX * SMALL_BYTES_MAX),
         )
-        admin = await sides.listen(operators, config.admin_host, config.admin_port, "--admin-port")
+        admin = await sides.listen(operators, config.admin_host, config.admin_port, ADMIN_PORT)
         router.announce(public, admin)
         announce(public, admin)
         await stop.wait()

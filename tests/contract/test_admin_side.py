@@ -13,6 +13,7 @@ import uvloop
 from support.fleet import Starter
 from support.served import served
 
+from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from cluster.keys import digest
@@ -73,6 +74,13 @@ async def test_every_admin_endpoint_is_in_the_table() -> None:
     there = {(each.method, each.resource.canonical) for each in routes if each.resource and each.method != "HEAD"}
     asked = {(method, path.partition("?")[0].replace("{instance}", "{id}")) for method, path, _ in ENDPOINTS}
     assert there == asked
+
+
+async def test_an_address_of_another_machine_is_named_with_its_field_of_the_file() -> None:
+    """`baton up` has no flag for it."""
+    config = RouterConfig(instances=NOWHERE, port=0, admin_host="203.0.113.1", admin_port=0)
+    with pytest.raises(UsageError, match=r"with --admin-host \(router\.admin_host of the cluster file\)$"):
+        await app.serve(config, lambda *_: None, asyncio.Event())
 
 
 async def test_who_may_what(start: Starter) -> None:

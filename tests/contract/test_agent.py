@@ -356,7 +356,9 @@ async def test_a_taken_name_is_refused_with_both_names(starter: Starter) -> None
     first = await starter.start("same")
     await until_ready(first)
     second = await starter.start("same")
-    with pytest.raises(UsageError, match=r"--name same: .*choose another name") as caught:
+    with pytest.raises(
+        UsageError, match=r"--name same: .*; choose another name, or another --cluster if it is of another fleet$"
+    ) as caught:
         await second.running
     assert "agent" in str(caught.value)
     assert any("waiting for it to be free" in line for line in second.said)

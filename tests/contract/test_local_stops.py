@@ -9,7 +9,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,8 @@ from baton.commands import down
 from baton.commands import up as up_command
 from baton.fleet import Elsewhere, LocalFleet, all_up
 from baton.local import Program
-from baton.plan import PlacedEngine, from_counts
+from baton.plan import from_counts, with_ports
+from baton.ports import HeldPorts
 from baton.registry_child import RegistryElsewhere
 from baton.router_child import LocalRouter
 from baton.state import Running, load
@@ -52,17 +53,18 @@ class Registry:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalFleet:
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalFleet]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     made = _fleet()
     _writes(made.router.program, tmp_path / "begun")
-    return made
+    with made.members.ports:
+        yield made
 
 
 def _fleet(elsewhere: Elsewhere | None = None, **limits: float) -> LocalFleet:
     front = LocalRouter(title="chat", host="127.0.0.1", port=0, admin_host="127.0.0.1", admin_port=0, limits=limits)
     running = Running(cluster="chat", pid=1, born="0")
-    return LocalFleet(front, [], running, cast("RegistryElsewhere", Registry()), elsewhere)
+    return LocalFleet(front, [], running, cast("RegistryElsewhere", Registry()), HeldPorts(), elsewhere)
 
 
 def _says(program: Program, event: dict[str, str] | None, *, then: str = "sys.stdin.read()") -> None:
@@ -73,11 +75,8 @@ def _says(program: Program, event: dict[str, str] | None, *, then: str = "sys.st
 
 def _adds_two_engines(fleet: LocalFleet) -> None:
     wanted = from_counts({Role.PREFILL: 1, Role.DECODE: 1}, "m", None, [])
-    placed = MachineShare()
-    for at, each in enumerate(wanted):
-        fleet.members.add(
-            PlacedEngine(wanted=each, port=1 + at, agent_port=3 + at, side_channel_port=5 + at, placed=placed)
-        )
+    for each in wanted:
+        fleet.members.add(with_ports(each, MachineShare(), fleet.members.ports))
 
 
 @pytest.mark.parametrize("ready", [False, True], ids=["not ready", "ready"])

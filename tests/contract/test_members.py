@@ -12,6 +12,7 @@ import pytest
 from baton.board import Board
 from baton.members import LOGS_AGE_S, LOGS_KEPT, Members, remove_earlier_logs
 from baton.plan import PlacedEngine, from_counts
+from baton.ports import HeldPorts
 from baton.state import log_folder
 from cluster.instance import Role
 from engine.vllm.placement import MachineShare
@@ -47,7 +48,7 @@ def test_logs_of_the_last_days_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, age_s in zip(names, [*ages_s, *[0] * len(names)], strict=False):
         _writes(name, int(time.time() - age_s))
     os.utime(_files(names[0])[1], (1, 1))  # its last words count
-    remove_earlier_logs()
+    remove_earlier_logs(log_folder())
     assert [name for name in names if not any(path.exists() for path in _files(name))] == names[:1]
 
 
@@ -56,7 +57,7 @@ def test_only_the_last_logs_of_later_engines_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    members = Members([], Board("chat", quiet=True))
+    members = Members([], Board("chat", quiet=True), HeldPorts(), log_folder())  # it holds nothing
     foreign = [f"decode-{0x19A1B2C3000 + at:x}-{at + 1}" for at in range(LOGS_KEPT + 5)]
     for other in (*OTHERS, *foreign):
         _writes(other, 1)
@@ -81,7 +82,7 @@ def test_the_logs_of_a_later_engine_with_an_earlier_ones_name_are_kept(
 ) -> None:
     """Another cluster may have an engine of that name, too: all clusters have one log folder."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    members = Members([], Board("chat", quiet=True))
+    members = Members([], Board("chat", quiet=True), HeldPorts(), log_folder())
     for at, name in enumerate(["decode-0", *(f"decode-{0x19A1B2C3D4E + at:x}-{at + 1}" for at in range(LOGS_KEPT))]):
         _writes(name, at)
         members.remove(members.add(_planned(name), "decode", later=True))
@@ -93,14 +94,14 @@ def test_a_start_removes_logs_of_earlier_runs_but_for_the_last_of_each_pool(
 ) -> None:
     """Engines that scaling started have names of their own, so that each run left its own logs, for ever."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    remove_earlier_logs()  # there is no folder yet
+    remove_earlier_logs(log_folder())  # there is no folder yet
     runs = [f"decode-{0x19A1B2C3D4E + 1000 * run:x}-{at + 1}" for run in range(3) for at in range(10)]
     for at, name in enumerate(runs):
         _writes(name, 100 + at)
     for other in OTHERS:
         _writes(other, 1)
     with (log_folder() / f"{runs[2]}.log").open("a"):  # another cluster's engine, which says nothing
-        remove_earlier_logs()
+        remove_earlier_logs(log_folder())
     assert {name for name in runs if not any(path.exists() for path in _files(name))} == {*runs[:2], *runs[3:10]}
     kept = [*OTHERS, runs[2], *runs[-LOGS_KEPT:]]
     assert all(path.exists() for name in kept for path in _files(name))

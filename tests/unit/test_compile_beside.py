@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,27 @@ def test_the_next_run_removes_what_a_killed_run_left(tmp_path: Path, monkeypatch
     monkeypatch.setattr(compiling, "build", lambda folder, *_: folder.mkdir())
     compiling.compile_to(["cc"])
     assert [each.name for each in tmp_path.iterdir()] == ["compiled"]
+
+
+SECOND = """
+import sys
+import os
+import subprocess
+import sys
+from pathlib import Path
+from baton import compiled
+from tools import compile as compiling
+compiled.FOLDER, compiling.LOG = Path(sys.argv[1]) / "compiled", Path(sys.argv[1]) / "compile.log"
+compiling.up_to_date = lambda: False
+sys.argv[1:] = ["--beside"]
+compiling.main()
+"""
+
+
+def test_a_second_run_leaves_the_log_of_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "FOLDER", tmp_path / "compiled")
+    (tmp_path / "compile.log").write_text("the first one's")
+    with compiling._alone(waits=False):
+        argv = (sys.executable, "-c", SECOND, str(tmp_path))
+        subprocess.run(argv, cwd=compiled.ROOT, env={**os.environ, "CC": sys.executable}, check=True, timeout=60)
+    assert (tmp_path / "compile.log").read_text() == "the first one's"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -85,3 +88,47 @@ def test_only_sockets_that_share_a_held_port_may_bind_it(host: str) -> None:
                 pass
         with socket.socket() as alone, pytest.raises(OSError, match="in use"):
             alone.bind(("127.0.0.1", port))
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_two_servers_that_start_at_once_do_not_share_a_port(host: str) -> None:
+    """None of their processes listens yet; once they do, the kernel spreads clients over those of both."""
+    with held_port(host, 0) as port:
+        with pytest.raises(UsageError, match=f"cannot listen on {host}:{port} .*in use"), held_port(host, port):
+            pass
+        with pytest.raises(UsageError), held_port(host, port):  # a refused one has let go of nothing
+            pass
+    with held_port(host, port) as again:
+        assert again == port
+
+
+ORPHAN = """
+import os, signal, sys
+from baton.processes import ServerProcesses
+
+def serve(number, port, tell):
+    parent = os.getppid()
+    os.kill(parent, signal.SIGKILL)
+    while os.getppid() == parent:
+        pass
+    print(port, flush=True)
+    os.read(int(sys.argv[1]), 1)  # it drains
+
+ServerProcesses(1, serve, print, 1.0).run("127.0.0.1", 0, lifeline=False)
+"""
+
+
+@pytest.mark.sockets
+def test_a_process_that_drains_after_its_parents_end_does_not_keep_the_port_from_the_next_server() -> None:
+    drains, ends = os.pipe()
+    argv = (sys.executable, "-c", ORPHAN, str(drains))
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, pass_fds=(drains,)) as parent:
+        assert parent.stdout is not None
+        port = int(parent.stdout.readline())
+        try:
+            with held_port("127.0.0.1", port) as again:
+                assert again == port
+        finally:
+            os.close(ends)
+            os.close(drains)

@@ -14,6 +14,7 @@ import pytest
 from support.simulated import one
 
 from baton.commands import engine
+from baton.ports import FREE_PORTS, HeldPorts
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -36,11 +37,17 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec_of(*words: str, vllm_args: tuple[str, ...] = (), environ: dict[str, str] | None = None) -> Any:
+    args = _args(*words, vllm_args=vllm_args)
+    with HeldPorts() as ports:
+        return engine.spec_of(args, environ or {}, ports)
+
+
+def _args(*words: str, vllm_args: tuple[str, ...] = ()) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     engine.add_arguments(parser)
     args = parser.parse_args(words)
     args.vllm_args = list(vllm_args)
-    return engine.spec_of(args, environ or {})
+    return args
 
 
 def test_without_a_model_the_bundled_one_is_served() -> None:
@@ -84,8 +91,26 @@ def test_a_folder_must_hold_a_model(tmp_path: Path) -> None:
 
 def test_port_zero_is_a_free_one() -> None:
     spec = spec_of()
-    assert spec.port in engine.FREE_PORTS
-    assert spec.side_channel_port in engine.FREE_PORTS
+    assert spec.port in FREE_PORTS
+    assert spec.side_channel_port in FREE_PORTS
+
+
+def test_two_engines_that_start_at_once_choose_different_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM takes its port a quarter of a minute later, and shares it with another vLLM of the same user."""
+    drawn = iter([19400, 19401, 19400, 19401, 19402, 19402, 19403])
+    monkeypatch.setattr("secrets.choice", lambda _: next(drawn))
+    monkeypatch.setattr(engine, "_cannot_open", lambda *_: None)
+    with HeldPorts() as one, HeldPorts() as other:
+        specs = [engine.spec_of(_args(), {}, ports) for ports in (one, other)]
+    assert [(spec.port, spec.side_channel_port) for spec in specs] == [(19400, 19401), (19402, 19403)]
+
+
+@pytest.mark.parametrize("flag", ["--port", "--side-channel-port"])
+def test_two_engines_that_start_at_once_do_not_share_a_port(flag: str) -> None:
+    with HeldPorts() as one, HeldPorts() as other:
+        engine.spec_of(_args(flag, "19410"), {}, one)
+        with pytest.raises(UsageError, match=f"{flag} 19410 on 127.0.0.1: address already in use; choose another port"):
+            engine.spec_of(_args(flag, "19410"), {}, other)
 
 
 def test_a_busy_port_is_named_with_its_flag() -> None:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.plan import WantedEngine, place
+from baton.ports import HeldPorts
 from cluster.errors import UsageError
 from cluster.instance import Role
 from engine.vllm.hardware import EngineHardware
@@ -41,7 +42,7 @@ def test_an_instance_that_is_too_large_is_named_with_what_makes_it_so() -> None:
     large = WantedEngine(name="decode-0", role=Role.DECODE, model=None, vllm_args=("-tp", "2", "-dp", "2"))
     hardware = EngineHardware(gpus=tuple(gpus(2)), cores=(0,), vllm=None, nixl=None)
     with pytest.raises(UsageError) as refused:
-        place([small, large], hardware)
+        place([small, large], hardware, HeldPorts())
     assert str(refused.value) == (
         "instance decode-0 needs 4 GPUs, and 2 can be used here (`baton doctor`): lower its shape (tp, pp, dp), or "
         "-tp/-pp/-dp after --"
