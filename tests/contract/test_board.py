@@ -10,6 +10,7 @@ from rich.console import Console
 from baton.board import Board
 from baton.fleet import LocalFleet, _fill_board
 from baton.plan import PlacedEngine, WantedEngine
+from baton.ports import HeldPorts
 from baton.registry_child import RegistryElsewhere
 from baton.router_child import LocalRouter
 from baton.state import Running
@@ -50,7 +51,7 @@ def test_without_a_terminal_the_gpus_of_each_engine_are_a_line() -> None:
     planned = PlacedEngine(wanted=wanted, port=1, agent_port=2, side_channel_port=3, placed=share)
     front = LocalRouter(title="chat", host="127.0.0.1", port=0, admin_host="127.0.0.1", admin_port=0)
     registry = RegistryElsewhere("chat", "redis://elsewhere", None, None)
-    fleet = LocalFleet(front, [planned], Running(cluster="chat", pid=1, born="0"), registry)
+    fleet = LocalFleet(front, [planned], Running(cluster="chat", pid=1, born="0"), registry, HeldPorts())
     fleet.board.console.file = log = io.StringIO()
     _fill_board(fleet)
     assert log.getvalue().split() == "0s decode-0 starting GPUs 2, 3 (45% of their memory)".split()

@@ -56,14 +56,15 @@ def engine(name: str, *vllm_args: str, gpu: str | None = None) -> WantedEngine:
 @pytest.fixture
 def no_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take ports without a look at the network."""
-    monkeypatch.setattr("baton.local.is_free", lambda _, __: True)
+    monkeypatch.setattr(HeldPorts, "take", lambda *_, **__: 1)
 
 
 def placed(
     wanted: list[WantedEngine], found: list[CudaGpu], used_mib: dict[str, int] | None = None
 ) -> dict[str, MachineShare]:
     hardware = EngineHardware(gpus=tuple(found), cores=(0,), vllm=None, nixl=None)
-    return {each.wanted.name: each.placed for each in place(wanted, hardware, 0, used_mib or {})}
+    with HeldPorts() as ports:
+        return {each.wanted.name: each.placed for each in place(wanted, hardware, ports, 0, used_mib or {})}
 
 
 def test_each_engine_gets_as_many_gpus_as_its_own_flags_say(no_ports: None) -> None:
@@ -88,15 +89,6 @@ def test_a_gpu_with_another_programs_model_comes_last(no_ports: None) -> None:
     got = placed([engine("prefill-0"), engine("decode-0")], gpus(4), used)
     assert (got["prefill-0"].gpus, got["decode-0"].gpus) == (("1",), ("3",))
     assert placed([engine("both-0", "-tp", "3")], gpus(4), used)["both-0"].gpus == ("1", "3", "0")
-
-
-def test_a_cluster_that_starts_meanwhile_has_other_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its agents listen, and its engines will in half a minute: 8100 and 5600 are free until then."""
-    listening = {8200, 8202}
-    monkeypatch.setattr("baton.local.is_free", lambda _, port: port not in listening)
-    hardware = EngineHardware(gpus=(), cores=(0,), vllm=None, nixl=None)
-    got = place([engine("prefill-0"), engine("decode-0")], hardware)
-    assert [each.ports for each in got] == [(8101, 8201, 5632), (8103, 8203, 5696)]
 
 
 def typed(*names: str) -> list[CudaGpu]:
