@@ -70,12 +70,16 @@ class Guard:
         self._file = _open(os.environ.get(FILE_VARIABLE, ""))
         self._logged = -LOG_EVERY_S
         self._unlogged = 0
+        self._as_flagged = False
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Handle one connection's request."""
         if scope["type"] != "http" or scope["method"] in _BODILESS:
             await self._app(scope, receive, send)
             return
+        if not self._as_flagged:
+            self._as_flagged = True
+            _take_embeddings_as_flagged(getattr(scope.get("app"), "state", None))
         try:
             async with asyncio.timeout(BODY_S):
                 body = await _read(receive)
@@ -119,6 +123,24 @@ class Guard:
             refusal.message,
         )
         self._logged, self._unlogged = now, 0
+
+
+def _take_embeddings_as_flagged(state: Any) -> None:
+    """Let clients send embeddings in place of pictures only if the engine's flag says so, and never without a tensor.
+
+    vLLM 0.32 turns both on in every engine that may pull (`VllmConfig._resolve_mm_embedding_inputs`), for routers that
+    leave the tensors out of a decode leg. Baton's sends what the client sent. A client's part without a tensor would
+    pass admission, and an assert in the worker would end the engine.
+
+    Args:
+        state: the API server's: its flags (`args`) and `vllm_config`; None in other servers.
+    """
+    flags, config = getattr(state, "args", None), getattr(state, "vllm_config", None)
+    media = getattr(getattr(config, "model_config", None), "multimodal_config", None)
+    if flags is None or media is None or getattr(config, "ec_transfer_config", None) is not None:
+        return  # an engine whose encoder is elsewhere is sent such parts
+    media.enable_mm_embeds = bool(getattr(flags, "enable_mm_embeds", False))
+    media.allow_missing_mm_embeddings = False
 
 
 async def _stepwise(steps: Steps[Found]) -> Found:

@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -543,3 +544,30 @@ def test_the_guard_is_a_plain_class() -> None:
     """vLLM would wrap a coroutine function in a middleware that buffers streams."""
     assert isinstance(g.Guard, type)
     assert not asyncio.iscoroutinefunction(g.Guard)
+
+
+# --- what vLLM lets clients send -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("flag", "encoder", "accepts"), [(False, None, False), (True, None, True), (False, "x", None)])
+async def test_clients_send_embeddings_only_if_the_engines_flag_says_so(
+    flag: bool, encoder: str | None, accepts: bool | None
+) -> None:
+    """vLLM takes them in every engine that may pull, also without a tensor, which an assert in the worker answers with
+    the engine's end. An engine whose encoder is elsewhere is left alone.
+    """
+    media = SimpleNamespace(enable_mm_embeds=True, allow_missing_mm_embeddings=True)
+    config = SimpleNamespace(model_config=SimpleNamespace(multimodal_config=media), ec_transfer_config=encoder)
+    state = SimpleNamespace(args=SimpleNamespace(enable_mm_embeds=flag), vllm_config=config)
+    seen: list[tuple[bool, bool]] = []
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        seen.append((media.enable_mm_embeds, media.allow_missing_mm_embeddings))
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [],
+             "app": SimpleNamespace(state=state)}  # fmt: skip
+    await g.Guard(app)(scope, receive, None)  # type: ignore[arg-type]
+    assert seen == [(True, True) if accepts is None else (accepts, False)]
