@@ -224,6 +224,12 @@ def _blocks(producer: Side, consumer: Side) -> Iterator[Finding]:
     elif fewer and theirs != ours:
         message = f"{producer.name} has {ours}, and a larger `tp`: blocks must then be of one size"
         yield Finding(path=path, message=message, fix=f"write `{_BLOCK}: {ours}`", uses=(producer.path, consumer.at_tp))
+    elif theirs != ours:
+        # If decode has the prompt's beginning in its cache and the rest does not end at a block, vLLM's connector takes
+        # the wrong part of prefill's list. Baton's does not (docs/connector.md).
+        message = f"{producer.name} has {ours}: vLLM's connector can read smaller blocks into wrong places"
+        fix = f"write `{_BLOCK}: {ours}`"
+        yield Finding(path=path, message=message, fix=fix, severity=Severity.WARNING, uses=(producer.path,))
 
 
 def _context_ranks(producer: Side, consumer: Side) -> Iterator[Finding]:
