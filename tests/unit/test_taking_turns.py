@@ -21,6 +21,8 @@ from router.scheduler.dispatch import Dispatch
 from router.scheduler.placements import SchedulingContext
 from router.scheduler.scoring.policies import POLICIES
 
+pytestmark = pytest.mark.interpreted  # a stand-in for `Parts`, which compiled code refuses
+
 D, D2 = InstanceId("d"), InstanceId("d2")
 ALONE = Wanted(model="m", hand_over=False)
 
