@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n", "--lines", type=int, default=50, metavar="N", help="how many of the last lines (default 50)"
     )
     parser.add_argument("-f", "--follow", action="store_true", help="go on as it grows, until Ctrl-C")
-    parser.add_argument("--cluster", default=DEFAULT_CLUSTER, metavar="NAME", help="whose (default %(default)s)")
+    parser.add_argument(
+        "--cluster", default=DEFAULT_CLUSTER, metavar="NAME", help="name of the cluster (default %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="list as JSON")
 
 

@@ -48,8 +48,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._pulls = Pulls(ProducerPeers(), reads=reads_peers(vllm_config.kv_transfer_config))
         self._links = RankLinks(vllm_config.parallel_config.tensor_parallel_size)
         self._early = EarlyHandoffs(self._pulls.peers)
-        self._vouched = VouchedPrompts(self.block_size) if options.get("digests") else None
-        """None: digests are off."""
+        self._vouched = VouchedPrompts(self.block_size) if options.get("digests") else None  # digests are off
         self._adapters = Adapters(adapter_of, adapter_marks)
         self._counts: Counter[str] = Counter()
         self._idling = Idling()

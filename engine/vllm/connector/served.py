@@ -105,6 +105,6 @@ def refused(config: Any, *, left: str | None, device: str) -> str | None:
     if config.model_config.enable_sleep_mode:
         return (
             "`enable_sleep_mode` is set: an engine that wakes has other GPU memory at the addresses that its peers "
-            "read, and holds would be confirmed whose bytes are lost. Leave it out."
+            "read, and confirmed holds would have lost their bytes. Leave it out."
         )
     return None
