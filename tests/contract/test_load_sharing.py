@@ -117,8 +117,9 @@ class Background:
         self._task = asyncio.ensure_future(self._running)
 
     async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        while not self._task.done():  # a registry's client may swallow a cancellation
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=1.0)
 
 
 @pytest.fixture
