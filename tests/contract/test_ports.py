@@ -73,6 +73,7 @@ def test_an_engine_moves_only_if_it_lost_a_port(tmp_path: Path, monkeypatch: pyt
         assert ports.take(member.planned.agent_port) == member.planned.agent_port, "it was given back"
 
 
+@pytest.mark.timed  # thieves and engines race for ports, and the cluster has a time limit to be ready
 def test_a_cluster_serves_though_other_programs_take_its_engines_ports(tmp_path: Path) -> None:
     words = ("--engine", "mock", "--prefill", "1", "--decode", "2", "--", "--speed", "10")
     cluster = Cluster.start(tmp_path, *words, program=("-m", "support.thieving_up"))
