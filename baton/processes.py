@@ -276,8 +276,8 @@ def held_port(host: str, port: int, names: list[socket.socket] | None = None) ->
 
 
 def _named(name: str) -> socket.socket:
-    """Hold the name of an address. Sockets that share a port do not tell a server of the same user, whose processes do
-    not listen yet, from this one.
+    """Hold the name of an address. Without it, a second server of the same user could share the port before the first
+    one's processes listen.
     """
     holder = hold_name(name)
     if holder is None:

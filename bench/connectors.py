@@ -378,4 +378,7 @@ def measure(
     told = result("connectors-gpu" if gpu else "connectors", kept, targets(kept))
     if publishes:
         where = f"on {', '.join(each.name for each in gpus)}" if gpu else "on CPU"
-        publish(told, made, facts, note_of(facts, f"vLLM 0.32 {where}, both engines on one machine; {EIGHT} in flight"))
+        fewest = min(each["lengths"][f"{length}"]["alone"]["count"]
+                     for by_name in kept.values() for each in by_name.values() for length in LENGTHS)  # fmt: skip
+        said = f"vLLM 0.32 {where}, both engines on one machine; {EIGHT} in flight; {fewest} or more of each kind"
+        publish(told, made, facts, note_of(facts, said))

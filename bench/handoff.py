@@ -71,7 +71,7 @@ def main(words: Sequence[str] | None = None) -> int:
         connectors.measure(
             only=args.only,
             models=args.models,
-            turns=1 if args.quick else args.turns or connectors.TURNS,
+            turns=args.turns or (1 if args.quick else connectors.TURNS),
             storm=40 if args.quick else 200,
             publishes=args.publish,
             into=args.into,

@@ -138,7 +138,7 @@ def _take_embeddings_as_flagged(state: Any) -> None:
     flags, config = getattr(state, "args", None), getattr(state, "vllm_config", None)
     media = getattr(getattr(config, "model_config", None), "multimodal_config", None)
     if flags is None or media is None or getattr(config, "ec_transfer_config", None) is not None:
-        return  # an engine whose encoder is elsewhere is sent such parts
+        return  # its encoder is elsewhere, and sends such parts
     media.enable_mm_embeds = bool(getattr(flags, "enable_mm_embeds", False))
     media.allow_missing_mm_embeddings = False
 

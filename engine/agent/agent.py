@@ -150,7 +150,9 @@ class Agent:
 
     async def _run_tasks(self, code: asyncio.Future[int]) -> int:
         failure: EngineFailed | None = None
-        tasks = [_spawn(keep_running(work, f"{whose}: {name}", logger), name) for whose, name, work in self._works()]
+        tasks = [
+            _spawn(keep_running(work, f"{instance}: {name}", logger), name) for instance, name, work in self._works()
+        ]
         engine = _spawn(self.engine.run(), "engine")
         self._engine_running = True
         try:

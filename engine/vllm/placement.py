@@ -69,7 +69,7 @@ def share(
     """Split a machine between `engines` engines; without a GPU, split the cores.
 
     GPUs are given out in turn: if there are too few, engines share them and their memory. The GPUs of one engine are of
-    one type as far as this makes none fuller. Cores are split into contiguous parts whose sizes differ by one at most.
+    one type as far as this makes none fuller. Cores are split into contiguous parts, some one core larger.
     If there are more engines than cores, no engine is bound to a core, and each has one thread.
 
     Args:

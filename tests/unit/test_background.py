@@ -57,7 +57,7 @@ async def test_work_that_is_cancelled_ends() -> None:
         await running
 
 
-async def test_work_whose_group_of_tasks_fails_begins_anew() -> None:
+async def test_work_begins_anew_after_a_group_of_tasks_has_failed() -> None:
     begun = 0
 
     async def fails() -> None:
