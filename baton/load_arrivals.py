@@ -16,6 +16,7 @@ from typing import IO, cast
 import numpy as np
 from msgspec.structs import replace
 
+from baton.number_flags import finite
 from baton.output import say
 from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
@@ -323,15 +324,4 @@ def scale(text: str) -> float:
     value = finite(text)
     if value > RATE_SCALE_MAX:
         raise argparse.ArgumentTypeError(f"{text} is more than {RATE_SCALE_MAX:,.0f}")
-    return value
-
-
-def finite(text: str) -> float:
-    """For argparse: a finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} must be a number above 0")
     return value

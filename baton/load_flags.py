@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from baton.load_arrivals import finite, scale
+from baton.load_arrivals import scale
+from baton.number_flags import finite, zero_or_more
 from cluster.registry.registry import DEFAULT_CLUSTER
 from loadgen.traces import FORMATS
 
@@ -45,10 +46,12 @@ def add_trace(group: Any) -> None:
         "--trace", metavar="FILE", help="a trace file (also .gz), a ServeGen folder, or an --out of ours"
     )
     group.add_argument("--format", choices=(*FORMATS, "servegen"), help="its format (default: by its content)")
-    group.add_argument("--from-s", type=_seconds, default=0.0, metavar="S", help="begin at this second of the trace")
+    group.add_argument(
+        "--from-s", type=zero_or_more, default=0.0, metavar="S", help="begin at this second of the trace"
+    )
     group.add_argument(
         "--tick-ms",
-        type=_seconds,
+        type=zero_or_more,
         metavar="MS",
         help="spread stamps rounded to MS; 0 = as written (default: by format)",
     )
@@ -180,10 +183,6 @@ def _natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} must be a whole number, 0 or more")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    return 0.0 if text.strip("0.") == "" else finite(text)
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -29,6 +29,7 @@ from baton.checks import VLLM_PINNED
 from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command, mock_ranks
+from baton.number_flags import finite, zero_or_more
 from baton.output import announce_ready, emit, say
 from baton.ports import FREE_PORTS, LOOPBACK, HeldPorts
 from baton.registry import UNIX_TIME, add_registry_arguments, open_registry
@@ -143,7 +144,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--start-timeout",
-        type=float,
+        type=finite,
         default=START_S,
         metavar="SECONDS",
         help="until the first token, a download included (default %(default)g)",
@@ -175,14 +176,14 @@ def _add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--drain-s",
-        type=float,
+        type=zero_or_more,
         default=30.0,
         metavar="S",
         help="time for what runs after SIGTERM (default %(default)s)",
     )
     add(
         "--linger-s",
-        type=float,
+        type=zero_or_more,
         default=0.0,
         metavar="S",
         help="seconds after SIGTERM during which the instance still takes work; for deployments that stop routers at "

@@ -30,7 +30,8 @@ from typing import Any
 from baton import clusterfile, plan_file
 from baton.commands.load import add_load, add_trace
 from baton.gpus import as_told
-from baton.load_arrivals import PlannedLoad, finite, planned
+from baton.load_arrivals import PlannedLoad, planned
+from baton.number_flags import finite
 from baton.output import emit, say
 from baton.plan_steps import EFFORT_SHARE, Step, next_steps
 from baton.plan_view import PlanProgress, as_json, show

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from baton.load_arrivals import finite
+from baton.number_flags import finite
 from baton.output import say
 from baton.profile_view import ProfileProgress, misfits, notes_of, say_notes, show_profile
 from baton.profiling import Measuring, ProfileResults, text_of

@@ -32,8 +32,9 @@ from typing import Any, Self
 
 from baton.commands.load import add_load, add_trace
 from baton.decisions_again import opened_log, replay_file
-from baton.load_arrivals import finite, planned
+from baton.load_arrivals import planned
 from baton.load_view import print_report
+from baton.number_flags import finite
 from baton.output import emit, say
 from baton.simulated import GPU, MODEL, PlannedSimulation, planned_fleet, read_gpus
 from baton.unused_flags import refuse_given

@@ -39,6 +39,7 @@ from engine.vllm.supervise import (
     GiveUpEngine,
     Healthy,
     KillChild,
+    Reached,
     StartChild,
     StopChild,
     StopSupervised,
@@ -185,7 +186,7 @@ class EngineProcess:
                 self._done.set()
 
     def _announce(self, state: EngineState, because: str, again_in_s: float | None) -> None:
-        detail = FIRST_STAGE if state is EngineState.STARTING else because
+        detail = because or FIRST_STAGE if state is EngineState.STARTING else because
         if state in {EngineState.RESTARTING, EngineState.FAILED}:
             detail = self._explain(because)
         if again_in_s is not None:
@@ -291,7 +292,7 @@ class EngineProcess:
 
     async def _watch(self, epoch: int) -> None:
         async with Probe(self.spec.url, self.spec.api_key(self._environ)) as probe:
-            await self._wait_until_ready(probe)
+            await self._wait_until_ready(probe, epoch)
             self._feed(Healthy(epoch))
             self._end_turn()
             while True:
@@ -310,7 +311,7 @@ class EngineProcess:
             with contextlib.suppress(RuntimeError):  # no thread can be started now: no reason to end the engine
                 await asyncio.to_thread(self._log.bound)
 
-    async def _wait_until_ready(self, probe: Probe) -> None:
+    async def _wait_until_ready(self, probe: Probe, epoch: int) -> None:
         """Wait until the engine has made a token; reports meanwhile how far the start is, from the log. Another program
         that answers on the engine's port is never taken for the engine.
         """
@@ -319,8 +320,7 @@ class EngineProcess:
             reached, drafts = stage_after(self._log.new_lines(), told, drafts=drafts)
             if reached != told:
                 told = reached
-                if self._machine.state is EngineState.STARTING:
-                    self._tell(EngineState.STARTING, told)
+                self._feed(Reached(epoch, told))
             # RuntimeError: no thread can be started now. That is no reason to end the engine: the next look tries it.
             with contextlib.suppress(Unwell, RuntimeError):
                 await probe.health()

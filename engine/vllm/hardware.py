@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from engine.vllm.placement import CudaGpu, visible_gpus
 from engine.vllm.spec import Device
 
-QUERY_S = 10.0
-"""nvidia-smi takes a second or two where no driver daemon runs; one that takes longer is broken."""
+QUERY_S = 60.0
+"""Without persistence mode the driver wakes each GPU first, a few seconds for each: a host with eight of them answers
+late and is well. A driver that needs longer is broken."""
 
 KILLED_S = 1.0
 """Longest wait for the end of a program that was killed. One that waits inside a broken driver never ends."""

@@ -78,6 +78,14 @@ class WaitsForTurn:
 
 
 @dataclass(frozen=True, slots=True)
+class Reached:
+    """The start has come to this stage, in words for people (`logtext.stage`)."""
+
+    epoch: int
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
 class Healthy:
     """The engine answers; the first answer of an epoch also means that it has made a token."""
 
@@ -116,7 +124,7 @@ class Tick:
     """Time has passed; sent at `next_wakeup`."""
 
 
-Event = Begin | WaitsForTurn | Healthy | EngineProbeFailed | ChildExited | StopSupervised | Tick
+Event = Begin | WaitsForTurn | Reached | Healthy | EngineProbeFailed | ChildExited | StopSupervised | Tick
 
 # -- effects --
 
@@ -172,6 +180,7 @@ class Supervisor:
         self._ready_since: float | None = None
         self._failing_since: float | None = None
         self._killed_because: str | None = None
+        self._stage = ""
         self._pauses = 0  # restarts since the last stable time
         self._restarts: deque[float] = deque()
 
@@ -188,6 +197,8 @@ class Supervisor:
                 if self.state is EngineState.STARTING and self._killed_because is None:
                     self._wakeup = now + self.rules.start_max_s
                 return ()
+            case Reached(epoch, stage) if epoch == self.epoch:
+                return self._reached(stage)
             case Healthy(epoch) if epoch == self.epoch:
                 return self._healthy(now)
             case EngineProbeFailed(epoch, because, dead) if epoch == self.epoch:
@@ -206,7 +217,14 @@ class Supervisor:
         self.state = EngineState.STARTING
         self._wakeup = now + self.rules.start_max_s
         self._ready_since = self._failing_since = self._killed_because = None
+        self._stage = ""
         return Announce(EngineState.STARTING), StartChild(self.epoch)
+
+    def _reached(self, stage: str) -> tuple[Effect, ...]:
+        if self.state is not EngineState.STARTING or stage == self._stage:
+            return ()
+        self._stage = stage
+        return (Announce(EngineState.STARTING, stage),)
 
     def _healthy(self, now: float) -> tuple[Effect, ...]:
         if self._killed_because is not None:
@@ -289,5 +307,6 @@ class Supervisor:
         if self.state is EngineState.RESTARTING:
             return self._start(now)
         if self.state is EngineState.STARTING:
-            return self._kill(f"no first token after {self.rules.start_max_s:.0f} s")
+            came_to = f"; the start came as far as: {self._stage}" if self._stage else ""
+            return self._kill(f"no first token after {self.rules.start_max_s:.0f} s{came_to}")
         return self._kill("it did not stop in time")

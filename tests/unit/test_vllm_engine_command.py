@@ -64,6 +64,15 @@ def test_a_start_may_take_as_long_as_in_a_pod() -> None:
     assert parser.parse_args([]).start_timeout == Kubernetes().start_s
 
 
+@pytest.mark.parametrize("words", ["--start-timeout nan", "--start-timeout 0", "--drain-s inf", "--linger-s -1"])
+def test_a_time_is_a_number_that_a_clock_can_reach(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    engine.add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args(words.split())
+    assert f"{words.split()[1]} must be a number" in capsys.readouterr().err
+
+
 def test_vllms_build_for_gpus_is_not_started_as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "find_hardware", lambda _: replace(CPU, lacks_gpu=True))
     with pytest.raises(UsageError, match=r"no GPU is found.*CUDA_VISIBLE_DEVICES=0, or --gpu 0"):

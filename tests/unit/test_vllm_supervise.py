@@ -17,6 +17,7 @@ from engine.vllm.supervise import (
     GiveUpEngine,
     Healthy,
     KillChild,
+    Reached,
     StartChild,
     StopChild,
     StopSupervised,
@@ -120,6 +121,13 @@ PLAYBOOKS: dict[str, Playbook] = {
             ChildExited(1, 137),
             (Announce(EngineState.FAILED, "no first token after 100 s"), GiveUpEngine("no first token after 100 s")),
         ),
+    ],
+    "a start that takes too long says how far it came": [
+        (0, Begin(), (STARTING, StartChild(1))),
+        (5, Reached(1, "loading weights"), (Announce(EngineState.STARTING, "loading weights"),)),
+        (6, Reached(1, "loading weights"), ()),
+        (7, Reached(2, "first token"), ()),
+        (100, Tick(), (KillChild("no first token after 100 s; the start came as far as: loading weights"),)),
     ],
     "an engine that was ready is started again, with growing pauses, three times": [
         *COMES_UP,
