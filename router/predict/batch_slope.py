@@ -54,8 +54,9 @@ class BatchSlope:
         if line.count >= FEW:
             ratio = self.ratio()
             line_ms = line.observed * (1.0 + ratio * batch) / (1.0 + ratio * line.plain)
-            far = math.log(step_ms / line_ms)
-            step_ms = line_ms * math.exp(min(NEAR, max(-NEAR, far)))
+            if line_ms > 0.0:
+                far = math.log(step_ms / line_ms)
+                step_ms = line_ms * math.exp(min(NEAR, max(-NEAR, far)))
         line.add(batch, step_ms)
         line.recent = min(line.recent, 1.0 / RATE)  # the rest is forgotten, and what is assumed counts on
 

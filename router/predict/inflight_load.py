@@ -453,11 +453,13 @@ class InflightLoad:
         if at.life != booking.decode_life:
             return
         at.outlive(now)
-        if tokens > 2 and booking.opened_s >= 0:
-            self._learn(booking, row, now, tokens)
-        self._count(booking, row, -1)
-        end(booking.limits)
-        booking.limits = ()
+        try:
+            if tokens > 2 and booking.opened_s >= 0:
+                self._learn(booking, row, now, tokens)
+        finally:  # an answer that stayed there for a bug in learning would take its room for ever
+            self._count(booking, row, -1)
+            end(booking.limits)
+            booking.limits = ()
 
     def _update(self, booking: InflightRequest) -> None:
         """Router peers are to know of a change of the request's answer."""

@@ -451,16 +451,18 @@ class StepModel:
         seen = at.steps_seen
         at.steps_seen = seen + 1
         off = math.log(observed_ms / predicted_ms)
-        rate = max(FACTOR_RATE, 1.0 / (at.steps_since + 2))
-        if at.steps_shift.seen(off, began_s, ended_s):
+        rate, before = max(FACTOR_RATE, 1.0 / (at.steps_since + 2)), at.decode_factor
+        shifted = at.steps_shift.seen(off, began_s, ended_s)
+        if shifted:
             off, rate, at.steps_since = math.log(at.steps_shift.times), 1.0, CONFIRMED
-            at.by_batch.times(at.steps_shift.times)
         elif at.steps_since >= FEW:
             off = min(CLIP, max(-CLIP, off))
         at.steps_since += 1
         factor = at.decode_factor * math.exp(rate * off)
         bound = _off_max(at.make, max(seen, self._steps_of.legs(row)))
         self._take_steps(row, min(bound, max(1 / bound, factor)))
+        if shifted:  # by what the bound lets through: a shift at the bound is seen again and again
+            at.by_batch.times(at.decode_factor / before)
         other = self._steps_of.timed(row, math.log(at.decode_factor))
         if other >= 0:
             self._follow_steps(other)

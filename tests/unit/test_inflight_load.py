@@ -79,6 +79,25 @@ def test_a_third_prompt_is_sent_before_the_engine_runs_dry() -> None:
     assert here.opens_ms(np.array([0])) == pytest.approx(10_000.0 + 100.0 - 12.0)
 
 
+def test_an_answer_leaves_its_place_whatever_happens_to_what_is_learned_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Seen: an error in learning left 49 answers of 25,000 tokens in an empty engine, and nobody else got a place."""
+    here, one = inflight(1), booking(prompt=25_000)
+    free = here.rows[0].kv_free
+    place(here, one, 0, 1.0, 10.0)
+    here.opened(one, 10.1)
+    assert here.rows[0].decoding == 1 and here.rows[0].kv_free < free
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(here.step_model, "steps_took", fails)
+    with pytest.raises(ZeroDivisionError):
+        here.answer_over(one, 10.2, 16)
+    assert here.rows[0].decoding == 0 and here.rows[0].kv_free == free and here.answers == 0
+
+
 def test_a_prompt_is_over_once() -> None:
     here, one, two = inflight(), booking(), booking()
     here.prompt_placed(one, 0, 30.0, 30.0, 0.0)

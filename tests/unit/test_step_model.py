@@ -483,3 +483,21 @@ def test_without_costs_a_smaller_base_than_assumed_is_not_learned() -> None:
         made.prompt_took(0, UNKNOWN.prompt_ms(16), 5.0 + 16)
     assert took_ms(made, 1, 16) == pytest.approx(21, rel=0.1)
     assert took_ms(made, 1, 2000) == pytest.approx(took_ms(made, 0, 2000), rel=0.1)
+
+
+def test_an_engine_that_is_faster_than_any_bound_is_learned_from_for_ever() -> None:
+    """Seen: engines that answer at once are as fast as the bound allows and still look too slow. Each of thousands of
+    such shifts made the line through their steps shorter, to nothing, and the next answer divided by it.
+    """
+    made = StepModel()
+    made.reach(1)
+    made.look(ROW)
+    for number in range(30_000):
+        made.steps_took(0, made.rows[0].decode_ms(8, 0.0), 1e-4, number, number + 0.5)
+        made.batch_took(0, 1.0 + number % 8, 1e-4)
+    assert made.rows[0].by_batch.ratio() > 0
+    assert made.rows[0].floor > 0 and math.isfinite(made.rows[0].request)
+    for number in range(30_000, 30_200):
+        made.steps_took(0, made.rows[0].decode_ms(8, 0.0), 20.0, number, number + 0.5)
+        made.batch_took(0, 8.0, 20.0)
+    assert made.rows[0].decode_ms(8, 0.0) == pytest.approx(20.0, rel=0.2), "and it may become slower"
