@@ -67,18 +67,6 @@ def test_a_prompt_waits_for_those_before_it_and_no_longer() -> None:
     assert here.waits_ms(10.09)[0] == 0.0 and here.rows[0].prompts == 0
 
 
-def test_a_third_prompt_is_sent_before_the_engine_runs_dry() -> None:
-    """An engine's front end takes its time on either way, also where its costs are unknown: it was only learned."""
-    here = InflightLoad()
-    here.know(0, UNKNOWN)
-    speed = here.step_model.rows[0]
-    speed.overhead = speed.lead = 12.0
-    for prompt in (booking(), booking()):
-        assert here.opens_ms(np.array([0])) == -math.inf, "there is room for a second one at any time"
-        here.prompt_placed(prompt, 0, 50.0, 50.0, 10.0)
-    assert here.opens_ms(np.array([0])) == pytest.approx(10_000.0 + 100.0 - 12.0)
-
-
 def test_an_answer_leaves_its_place_whatever_happens_to_what_is_learned_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
