@@ -329,16 +329,25 @@ class InflightLoad:
         """
         row, ms = booking.prefill_row, booking.prefill_ms
         booking.prefill_ms = 0.0
+        seen: list[Seen] = []
         if row >= 0 and not presumed and self.rows[row].life == booking.prefill_life:
-            self._learn_prompts(row, self.rows[row].reported.left(booking, now * 1000.0))
-        if ms <= 0:
-            return
+            seen = self.rows[row].reported.left(booking, now * 1000.0)
+        if ms > 0:
+            seen = [*seen, *self._take_prompt(booking, ms, now, done=done, presumed=presumed)]
+        self._learn_prompts(row, seen)  # last: an error in learning leaves no prompt behind
+
+    def _take_prompt(
+        self, booking: InflightRequest, ms: float, now: float, *, done: bool, presumed: bool
+    ) -> list[Seen]:
+        """The prompt, of `ms`, leaves its row (`prompt_over`). Returns what there is to learn from it."""
+        row = booking.prefill_row
         if self.updates is not None and booking.number != OF_A_PEER:
             state = PromptState.DONE if done else PromptState.PRESUMED if presumed else PromptState.DROPPED
             self.updates.ended(booking, state, now)
         at = self.rows[row]
+        seen: list[Seen] = []
         if at.life != booking.prefill_life:
-            return
+            return seen
         self.turn += 1
         if not done and not presumed:
             self._take_back(booking, at, ms, now)
@@ -350,7 +359,7 @@ class InflightLoad:
         at.backlog = max(0.0, at.backlog - ms) if at.prompts else 0.0
         if done:
             at.timed_s = now
-            self._learn_prompts(row, at.ended.add(booking.plain_ms, ms, booking.sent_s, at.since, now))
+            seen = at.ended.add(booking.plain_ms, ms, booking.sent_s, at.since, now)
             at.since = max(at.since, now)  # a peer's prompt may have ended before one that is known already
             if booking.seeded:
                 booking.first_s = now
@@ -360,6 +369,7 @@ class InflightLoad:
             at.since = min(now, max(at.since + ms / 1000.0, now - self.step_model.rows[row].lead / 1000.0))
         at.expect_ends(self.step_model.rows[row])
         self._mirror.changed(row)
+        return seen
 
     def _take_back(self, booking: InflightRequest, at: RowLoad, ms: float, now: float) -> None:
         """The prompt will not be computed there: answers do not wait for the rest of it."""

@@ -70,7 +70,7 @@ def test_a_prompt_waits_for_those_before_it_and_no_longer() -> None:
 def test_an_answer_leaves_its_place_whatever_happens_to_what_is_learned_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Seen: an error in learning left 49 answers of 25,000 tokens in an empty engine, and nobody else got a place."""
+    """Seen: an error in learning left 49 answers of 25,000 tokens in an empty engine, which then had no room."""
     here, one = inflight(1), booking(prompt=25_000)
     free = here.rows[0].kv_free
     place(here, one, 0, 1.0, 10.0)
@@ -84,6 +84,21 @@ def test_an_answer_leaves_its_place_whatever_happens_to_what_is_learned_from_it(
     with pytest.raises(ZeroDivisionError):
         here.answer_over(one, 10.2, 16)
     assert here.rows[0].decoding == 0 and here.rows[0].kv_free == free and here.answers == 0
+
+
+def test_a_prompt_leaves_its_row_whatever_happens_to_what_is_learned_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, one, two = inflight(1), booking(), booking()
+    here.prompt_placed(one, 0, 30.0, 30.0, 10.0)
+    here.prompt_placed(two, 0, 30.0, 30.0, 10.0)
+    here.prompt_over(one, 10.1, done=True)  # what is learned of a prompt is known when the next one has ended
+
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(here.step_model, "prompt_took", fails)
+    with pytest.raises(ZeroDivisionError):
+        here.prompt_over(two, 10.2, done=True)
+    assert here.rows[0].prompts == 0 and here.rows[0].ends == -math.inf
 
 
 def test_a_prompt_is_over_once() -> None:
