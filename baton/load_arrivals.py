@@ -16,7 +16,7 @@ from typing import IO, cast
 import numpy as np
 from msgspec.structs import replace
 
-from baton.number_flags import finite
+from baton.number_flags import above_zero
 from baton.output import say
 from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
@@ -321,7 +321,7 @@ def _good(rows: Iterator[Row], args: argparse.Namespace, bad: list[str], *, stri
 
 def scale(text: str) -> float:
     """For argparse: a number of copies of each arrival, above 0 and at most `RATE_SCALE_MAX`."""
-    value = finite(text)
+    value = above_zero(text)
     if value > RATE_SCALE_MAX:
         raise argparse.ArgumentTypeError(f"{text} is more than {RATE_SCALE_MAX:,.0f}")
     return value

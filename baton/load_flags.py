@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from baton.load_arrivals import scale
-from baton.number_flags import finite, zero_or_more
+from baton.number_flags import above_zero, zero_or_more
 from cluster.registry.registry import DEFAULT_CLUSTER
 from loadgen.traces import FORMATS
 
 
 def add_load(group: Any, *, sends: bool = True) -> None:
     """Flags for made-up load. Commands that send nothing take the same; they refuse --dry-run, and do not list it."""
-    group.add_argument("--rate", type=finite, metavar="R", help="requests per second (default 1)")
+    group.add_argument("--rate", type=above_zero, metavar="R", help="requests per second (default 1)")
     group.add_argument(
         "--arrivals", choices=("poisson", "constant", "gamma", "weibull"), help="how gaps vary (default poisson)"
     )
     group.add_argument(
-        "--cv", type=finite, help="gaps' standard deviation over their mean, for gamma and weibull (default 2)"
+        "--cv", type=above_zero, help="gaps' standard deviation over their mean, for gamma and weibull (default 2)"
     )
     dry = "say what would be sent, and send nothing" if sends else argparse.SUPPRESS
     lengths = "N, uniform:A-B, lognormal:p50=A,p90=B, lognormal:mean=A,cv=B or like:TRACE"
@@ -31,8 +31,8 @@ def add_load(group: Any, *, sends: bool = True) -> None:
     group.add_argument(
         "--requests", type=_whole, metavar="N", help="end after N requests (without --trace or --duration-s: 100)"
     )
-    group.add_argument("--duration-s", type=finite, metavar="S", help="send for S seconds")
-    group.add_argument("--speed", type=finite, default=1.0, metavar="X", help="time runs X times faster")
+    group.add_argument("--duration-s", type=above_zero, metavar="S", help="send for S seconds")
+    group.add_argument("--speed", type=above_zero, default=1.0, metavar="X", help="time runs X times faster")
     group.add_argument(
         "--rate-scale", type=scale, default=1.0, metavar="X", help="X times the requests in the same time"
     )
@@ -65,7 +65,10 @@ def add_request(group: Any) -> None:
         "--token-ids", type=_range, metavar="LOW-HIGH", help="send token ids of this range, for exact lengths"
     )
     group.add_argument(
-        "--chars-per-token", type=finite, metavar="X", help="of this tokenizer (default: measured with two requests)"
+        "--chars-per-token",
+        type=above_zero,
+        metavar="X",
+        help="of this tokenizer (default: measured with two requests)",
     )
     group.add_argument(
         "--no-ignore-eos", action="store_true", help="let answers end early; needed with servers other than vLLM"
@@ -73,9 +76,11 @@ def add_request(group: Any) -> None:
     group.add_argument("--extra-body", type=_mapping, default={}, metavar="JSON", help="put into every request's body")
     group.add_argument("--header", action="append", default=[], type=_header, metavar="NAME:VALUE", help="repeatable")
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="sent as a bearer token")
-    group.add_argument("--timeout-s", type=finite, default=600.0, metavar="S", help="per request (default %(default)g)")
     group.add_argument(
-        "--drain-s", type=finite, default=10.0, metavar="S", help="after Ctrl-C wait for open answers (default 10)"
+        "--timeout-s", type=above_zero, default=600.0, metavar="S", help="per request (default %(default)g)"
+    )
+    group.add_argument(
+        "--drain-s", type=above_zero, default=10.0, metavar="S", help="after Ctrl-C wait for open answers (default 10)"
     )
     group.add_argument(
         "--max-concurrency",
@@ -106,9 +111,9 @@ def add_search(group: Any) -> None:
     group.add_argument(
         "--repeats", type=_whole, metavar="K", help="loads drawn; under 6 there is no interval (default 6)"
     )
-    group.add_argument("--trial-s", type=finite, metavar="S", help="length of a trial near goodput (default 30)")
-    group.add_argument("--top-rate", type=finite, metavar="R", help="try no higher rate")
-    group.add_argument("--search-s", type=finite, metavar="S", help="end after S seconds with the result so far")
+    group.add_argument("--trial-s", type=above_zero, metavar="S", help="length of a trial near goodput (default 30)")
+    group.add_argument("--top-rate", type=above_zero, metavar="R", help="try no higher rate")
+    group.add_argument("--search-s", type=above_zero, metavar="S", help="end after S seconds with the result so far")
 
 
 def add_sessions(group: Any) -> None:
@@ -155,7 +160,7 @@ def add_result(group: Any) -> None:
         ("tpot", "time per token after the first"),
         ("e2e", "time to the end"),
     ):
-        group.add_argument(f"--{name}-ms", type=finite, metavar="MS", help=f"target: {meaning}")
+        group.add_argument(f"--{name}-ms", type=above_zero, metavar="MS", help=f"target: {meaning}")
     group.add_argument("--out", type=Path, metavar="FILE", help="one JSON line per request; can be replayed by --trace")
     group.add_argument("--token-times", action="store_true", help="the time of every chunk in --out")
     group.add_argument("--plot", type=Path, metavar="FILE", help="a picture (PNG, SVG, PDF); needs matplotlib")
@@ -210,7 +215,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _share(text: str) -> float:
-    value = finite(text)
+    value = above_zero(text)
     if value >= 1:
         raise argparse.ArgumentTypeError(f"{text} must lie between 0 and 1")
     return value

@@ -8,7 +8,7 @@ import argparse
 import math
 
 
-def finite(text: str) -> float:
+def above_zero(text: str) -> float:
     """For argparse: a finite number above 0."""
     value = _number(text)
     if not math.isfinite(value) or value <= 0:

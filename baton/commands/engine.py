@@ -29,7 +29,7 @@ from baton.checks import VLLM_PINNED
 from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command, mock_ranks
-from baton.number_flags import finite, zero_or_more
+from baton.number_flags import above_zero, zero_or_more
 from baton.output import announce_ready, emit, say
 from baton.ports import FREE_PORTS, LOOPBACK, HeldPorts
 from baton.registry import UNIX_TIME, add_registry_arguments, open_registry
@@ -144,7 +144,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--start-timeout",
-        type=finite,
+        type=above_zero,
         default=START_S,
         metavar="SECONDS",
         help="until the first token, a download included (default %(default)g)",

@@ -31,7 +31,7 @@ from baton import clusterfile, plan_file
 from baton.commands.load import add_load, add_trace
 from baton.gpus import as_told
 from baton.load_arrivals import PlannedLoad, planned
-from baton.number_flags import finite
+from baton.number_flags import above_zero
 from baton.output import emit, say
 from baton.plan_steps import EFFORT_SHARE, Step, next_steps
 from baton.plan_view import PlanProgress, as_json, show
@@ -68,7 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is made small: " + "; ".join(f"{name}: {text}" for name, text in OBJECTIVES.items()),
     )
     add("--gpus", metavar="TYPE=N,…", help="types and how many there are (default: the file's `hardware`)")
-    add("--power-w", type=finite, metavar="W", help="all GPUs together may draw so much: power caps are searched, too")
+    add(
+        "--power-w",
+        type=above_zero,
+        metavar="W",
+        help="all GPUs together may draw so much: power caps are searched, too",
+    )
     add("--survive", type=int, choices=(0, 1), default=0, help="the promises hold with one instance lost, too")
     add("--strict", action="store_true", help="warnings about the file, and rows left out of a trace: exit 1, no plan")
     add(

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from baton.number_flags import finite
+from baton.number_flags import above_zero
 from baton.output import say
 from baton.profile_view import ProfileProgress, misfits, notes_of, say_notes, show_profile
 from baton.profiling import Measuring, ProfileResults, text_of
@@ -63,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest prompt; at most the engine's max_num_batched_tokens (default %(default)s)",
     )
     parser.add_argument("--batch", type=_whole, default=64, metavar="N", help="most streams at once (default 64)")
-    parser.add_argument("--budget-s", type=finite, default=120.0, metavar="S", help="time it may take (default 120)")
+    parser.add_argument(
+        "--budget-s", type=above_zero, default=120.0, metavar="S", help="time it may take (default 120)"
+    )
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="sent as a bearer token")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: MODEL-GPU-tpN.json in this folder")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")

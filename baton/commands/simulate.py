@@ -34,7 +34,7 @@ from baton.commands.load import add_load, add_trace
 from baton.decisions_again import opened_log, replay_file
 from baton.load_arrivals import planned
 from baton.load_view import print_report
-from baton.number_flags import finite
+from baton.number_flags import above_zero
 from baton.output import emit, say
 from baton.simulated import GPU, MODEL, PlannedSimulation, planned_fleet, read_gpus
 from baton.unused_flags import refuse_given
@@ -104,7 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wrong.add_argument(
         "--faults", metavar="FILE|PRESET", help=f"JSON, one fault a line, or one of {', '.join(PRESETS)}"
     )
-    wrong.add_argument("--fault-every-s", type=finite, metavar="S", help="a preset's mean gap, for each kind of fault")
+    wrong.add_argument(
+        "--fault-every-s", type=above_zero, metavar="S", help="a preset's mean gap, for each kind of fault"
+    )
     wrong.add_argument(
         "--digests", action="store_true", help="compare pulled blocks with the held ones, as Baton's connector can"
     )
@@ -119,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wrong.add_argument("--no-checks", action="store_true", help="do not check the laws after each event")
     told = parser.add_argument_group("what to report")
     for name in ("ttft", "tt2t", "tpot", "e2e"):
-        told.add_argument(f"--{name}-ms", type=finite, metavar="MS", help="target of requests without a class")
+        told.add_argument(f"--{name}-ms", type=above_zero, metavar="MS", help="target of requests without a class")
     told.add_argument(
         "--out", type=Path, metavar="FILE", help="one line per request, as `baton load --out` writes them"
     )
@@ -140,13 +142,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_changes(fleet: argparse._ArgumentGroup) -> None:
     """Flags of starts, and of a fleet that changes during the run."""
     fleet.add_argument(
-        "--start-up-s", type=finite, default=60.0, metavar="S", help="an engine's start (default %(default)g)"
+        "--start-up-s", type=above_zero, default=60.0, metavar="S", help="an engine's start (default %(default)g)"
     )
     fleet.add_argument(
-        "--start-up-p95-s", type=finite, metavar="S", help="19 of 20 starts take at most this (default: all the same)"
+        "--start-up-p95-s",
+        type=above_zero,
+        metavar="S",
+        help="19 of 20 starts take at most this (default: all the same)",
     )
     fleet.add_argument(
-        "--start-fails", type=finite, default=0.0, metavar="SHARE", help="share of starts that fail (default 0)"
+        "--start-fails", type=above_zero, default=0.0, metavar="SHARE", help="share of starts that fail (default 0)"
     )
     fleet.add_argument(
         "--changes",

@@ -186,7 +186,7 @@ class EngineProcess:
                 self._done.set()
 
     def _announce(self, state: EngineState, because: str, again_in_s: float | None) -> None:
-        detail = because or FIRST_STAGE if state is EngineState.STARTING else because
+        detail = because or (FIRST_STAGE if state is EngineState.STARTING else "")
         if state in {EngineState.RESTARTING, EngineState.FAILED}:
             detail = self._explain(because)
         if again_in_s is not None:
