@@ -12,12 +12,17 @@ processes listen.
 from __future__ import annotations
 
 import errno
+import secrets
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 LOOPBACK: Final = "127.0.0.1"
+
+TRIES: Final = 100
+"""Free ports that are looked for, at random, before there is none."""
 
 FREE_PORTS: Final = range(20000, 32000)
 """Ports to choose from if none is asked for: below Linux's ephemeral range. An engine opens its port half a minute
@@ -93,6 +98,21 @@ class HeldPorts:
                     return port
                 self.give_back(port)
         raise OSError(f"no free port from {first} on")
+
+    def take_any(self, can_listen: Callable[[int], bool] = lambda port: is_free(LOOPBACK, port)) -> int:
+        """A port of `FREE_PORTS` on which a server can listen and that no process of Baton on this machine holds; it is
+        held from now on.
+
+        Raises:
+            OSError: `TRIES` ports were looked at, and none of them is free.
+        """
+        for _ in range(TRIES):
+            port = secrets.choice(FREE_PORTS)
+            if self.hold(port):
+                if can_listen(port):
+                    return port
+                self.give_back(port)
+        raise OSError(f"no free port from {FREE_PORTS.start} to {FREE_PORTS.stop - 1}")
 
     def give_back(self, *ports: int) -> None:
         """Let others choose these ports again."""

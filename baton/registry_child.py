@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import sys
 import tempfile
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from baton.ports import FREE_PORTS, HeldPorts
+from baton.ports import HeldPorts
 from cluster.errors import BatonError
 from cluster.registry.launch import registry_command
 from cluster.registry.redis import RedisRegistry
@@ -79,7 +78,7 @@ class RegistryChild(RegistryElsewhere):
         """`ports`: holds the server's port, for its restarts too."""
         self._folder = tempfile.TemporaryDirectory(prefix="baton-registry-")
         try:
-            self._command = registry_command(Path(self._folder.name), port=ports.take(secrets.choice(FREE_PORTS)))
+            self._command = registry_command(Path(self._folder.name), port=ports.take_any())
         except BaseException:  # an interrupt too: the folder holds a password
             self._folder.cleanup()
             raise

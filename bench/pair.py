@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from bench.processes import free_port
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.vllm.child import CPU_SITE, end_session
@@ -115,8 +115,8 @@ class Engines:
             "model": self.model,
             "served_name": "tiny",
             "python": sys.executable,
-            "port": _free_port(),
-            "side_channel_port": _free_port(),
+            "port": free_port(),
+            "side_channel_port": free_port(),
             **self._place(number),
             "max_model_len": 2048,
             "dtype": "float32",
@@ -211,12 +211,6 @@ def _wait(engine: Running) -> None:
                 return
         time.sleep(0.25)
     raise RuntimeError(f"{engine.spec.instance} did not start:\n{engine.tail()}")
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def cores_used(engine: Running, seconds: float) -> float:

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,12 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from baton.ports import HeldPorts
+
 ROOT = Path(__file__).resolve().parent.parent
 BATON_COMMAND = (sys.executable, "-m", "baton")
 """Of this very tree: everything is started in its root."""
 
 READY_S = 60.0
 STOP_S = 5.0
+
+_PORTS = HeldPorts()
+"""Held until this process ends."""
 
 _LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
@@ -183,7 +187,5 @@ def asked(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A port that is free at this moment, for programs that cannot choose one themselves."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port for a program that cannot choose one itself. No other connection takes it before the program listens."""
+    return _PORTS.take_any()

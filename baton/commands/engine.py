@@ -16,7 +16,6 @@ import contextlib
 import errno
 import math
 import os
-import secrets
 import socket
 import sys
 from collections.abc import Mapping
@@ -31,7 +30,7 @@ from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command, mock_ranks
 from baton.number_flags import above_zero, zero_or_more
 from baton.output import announce_ready, emit, say
-from baton.ports import FREE_PORTS, LOOPBACK, HeldPorts
+from baton.ports import LOOPBACK, HeldPorts
 from baton.registry import UNIX_TIME, add_registry_arguments, open_registry
 from baton.signals import stopping_signals
 from baton.state import state_folder
@@ -607,11 +606,12 @@ def _port(host: str, port: int, flag: str, ports: HeldPorts) -> int:
         if problem is None:
             return port
         raise UsageError(f"{flag} {port} on {host}: {problem}; choose another port, or 0 for a free one")
-    for _ in range(100):
-        port = secrets.choice(FREE_PORTS)
-        if _cannot_open(host, port) is None and ports.hold(port):
-            return port
-    raise UsageError(f"{flag} 0: {_cannot_open(host, port)}; give --host an address of this machine")
+    try:
+        return ports.take_any(lambda port: _cannot_open(host, port) is None)
+    except OSError as error:
+        problem = _cannot_open(host, 0)
+        said = f"{problem}; give --host an address of this machine" if problem else str(error)
+        raise UsageError(f"{flag} 0: {said}") from None
 
 
 def _cannot_open(host: str, port: int) -> str | None:

@@ -23,7 +23,7 @@ from engine.vllm.command import command, environment, printable
 from engine.vllm.keeper import end_all
 from engine.vllm.listener import listens
 from engine.vllm.logfile import LogFile
-from engine.vllm.logtext import FIRST_STAGE, reason, stage_after, worth_showing
+from engine.vllm.logtext import FIRST_STAGE, hangs, reason, stage_after, worth_showing
 from engine.vllm.probe import Probe, Unwell
 from engine.vllm.scratch import scratch
 from engine.vllm.spec import EngineSpec
@@ -41,6 +41,7 @@ from engine.vllm.supervise import (
     KillChild,
     Reached,
     StartChild,
+    StartHangs,
     StopChild,
     StopSupervised,
     SuperviseLimits,
@@ -317,10 +318,14 @@ class EngineProcess:
         """
         told, drafts = FIRST_STAGE, False
         while True:
-            reached, drafts = stage_after(self._log.new_lines(), told, drafts=drafts)
+            lines = self._log.new_lines()
+            reached, drafts = stage_after(lines, told, drafts=drafts)
             if reached != told:
                 told = reached
                 self._feed(Reached(epoch, told))
+            because = hangs(lines)
+            if because is not None:
+                self._feed(StartHangs(epoch, because))
             # RuntimeError: no thread can be started now. That is no reason to end the engine: the next look tries it.
             with contextlib.suppress(Unwell, RuntimeError):
                 await probe.health()

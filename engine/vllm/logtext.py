@@ -59,6 +59,9 @@ _NOISE = re.compile(r"^(?:usage: .*|\s+\[(?:-|[a-z_]+\]).*|[ ^~]+)$")
 _POINTERS = ("See root cause above", "See stack trace", "Engine core initialization failed")
 """Errors that only point to an earlier one."""
 
+_LISTENER = "Exception in thread nixl_handshake_listener"
+"""The thread in which vLLM's connector answers handshakes: the engine core waits until the thread listens, for ever."""
+
 SILENT_DEATH = "the engine core ended without a word (killed, or out of memory?)"
 """The reason if the log holds only such pointers."""
 
@@ -95,6 +98,12 @@ def stage_after(lines: Iterable[str], reached: str, *, drafts: bool) -> tuple[st
         drafts = drafts or has_draft(line)
         reached = stage(line, reached, drafts=drafts)
     return reached, drafts
+
+
+def hangs(lines: Iterable[str]) -> str | None:
+    """Why the start will never end, if one of these lines says so; else None."""
+    lost = any(_LISTENER in line for line in lines)
+    return "the side channel of vLLM's connector does not listen (--side-channel-port)" if lost else None
 
 
 def _loading(percent: int, reached: str, *, drafts: bool) -> str:

@@ -86,6 +86,14 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
+class StartHangs:
+    """The start will never end, for this reason (`logtext.hangs`)."""
+
+    epoch: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
 class Healthy:
     """The engine answers; the first answer of an epoch also means that it has made a token."""
 
@@ -124,7 +132,7 @@ class Tick:
     """Time has passed; sent at `next_wakeup`."""
 
 
-Event = Begin | WaitsForTurn | Reached | Healthy | EngineProbeFailed | ChildExited | StopSupervised | Tick
+Event = Begin | WaitsForTurn | Reached | StartHangs | Healthy | EngineProbeFailed | ChildExited | StopSupervised | Tick
 
 # -- effects --
 
@@ -199,6 +207,9 @@ class Supervisor:
                 return ()
             case Reached(epoch, stage) if epoch == self.epoch:
                 return self._reached(stage)
+            case StartHangs(epoch, because) if epoch == self.epoch:
+                starts = self.state is EngineState.STARTING and self._killed_because is None
+                return self._kill(because) if starts else ()
             case Healthy(epoch) if epoch == self.epoch:
                 return self._healthy(now)
             case EngineProbeFailed(epoch, because, dead) if epoch == self.epoch:

@@ -25,6 +25,7 @@ from support.random_models import write_model
 
 from bench import pair
 from bench.pair import Engines, Running
+from bench.processes import free_port
 from cluster import wire
 from cluster.instance import Role
 from engine.vllm.metrics import parse_loads
@@ -316,7 +317,7 @@ def test_experts_spread_over_ranks_are_handed_over(tmp_path: Path) -> None:
 class Outside(Engines):
     """Two servers with one rank each of a P that a load balancer outside of vLLM balances, and a D."""
 
-    rpc_port: int = field(default_factory=pair._free_port)
+    rpc_port: int = field(default_factory=free_port)
 
     def _start(self, name: str, role: Role, number: int) -> Running:
         rank = ("--data-parallel-size", "2", "--data-parallel-rank", name[1:], "--data-parallel-address", "127.0.0.1",

@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -266,6 +267,21 @@ async def test_an_engine_that_never_answers_is_given_up(tmp_path: Path) -> None:
     engine = Engine(tmp_path, "import time; time.sleep(600)", SuperviseLimits(start_max_s=0.3))
     with pytest.raises(EngineFailed, match="no first token after"):
         await engine.process.run()
+
+
+async def test_an_engine_whose_connector_cannot_listen_is_given_up_at_once(tmp_path: Path) -> None:
+    """vLLM's engine core waits for that thread for ever, and the HTTP server for the core."""
+    source = """
+        import threading, time
+        def listen():
+            raise OSError("Address already in use (addr='tcp://127.0.0.1:5600')")
+        threading.Thread(target=listen, name="nixl_handshake_listener").start()
+        time.sleep(600)
+    """
+    engine = Engine(tmp_path, textwrap.dedent(source), SuperviseLimits(start_max_s=600))
+    with pytest.raises(EngineFailed, match=r"does not listen \(--side-channel-port\): OSError: Address already in use"):
+        await engine.process.run()
+    assert engine.states == ["starting", "failed"]
 
 
 async def test_a_cancelled_run_leaves_no_process(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.vllm.logtext import _STAGES, FIRST_STAGE, SILENT_DEATH, has_draft, reason, stage, worth_showing
+from engine.vllm.logtext import _STAGES, FIRST_STAGE, SILENT_DEATH, hangs, has_draft, reason, stage, worth_showing
 
 API = "(APIServer pid=4338) "
 ERROR = "(EngineCore pid=8170) ERROR 11-20 16:16:58 [core.py:1512] "
@@ -295,6 +295,19 @@ def test_an_error_without_text() -> None:
 )
 def test_a_command_that_cannot_be_started(line: str) -> None:
     assert reason(["something", line]) == line
+
+
+def test_a_start_whose_handshake_listener_died_hangs() -> None:
+    log = [
+        "(EngineCore pid=3838) INFO 11-26 22:14:10 [base_scheduler.py:109] Initializing NIXL Scheduler 1411c6ae",
+        "Exception in thread nixl_handshake_listener:",
+        "Traceback (most recent call last):",
+        '  File "zmq/backend/cython/_zmq.py", line 190, in zmq.backend.cython._zmq._check_rc',
+        "zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:44371')",
+    ]
+    assert hangs(log) == "the side channel of vLLM's connector does not listen (--side-channel-port)"
+    assert reason(log) == "ZMQError: Address already in use (addr='tcp://127.0.0.1:44371')"
+    assert hangs(log[:1]) is None
 
 
 def test_no_reason_in_a_healthy_log() -> None:
