@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from bench import breakeven, policy, policy_cell, policy_loads, policy_tables
+from bench import breakeven, policy, policy_cell, policy_figures, policy_loads, policy_tables
 from bench import policy_grid as grid
 from bench.sources import reached
 from cluster.instance import Role
@@ -232,6 +233,20 @@ def test_harder_worlds_show_which_share_of_its_rate_each_system_keeps() -> None:
         window["harder"] = {"rough": {name: rate / 2 for name, rate in rates.items()}, "three routers": {}}
     table = policy_tables.tables(policy_tables.figures([one], "full"))[5]
     assert table.rows == [["a", "rough", "0.50", "0.50", "1.00", "1.00"]]
+
+
+def test_curves_are_averaged_where_all_windows_have_runs() -> None:
+    def window(whole: float, *attained: float) -> tuple[Any, Any]:
+        return np.array([0.5, 1.0, 1.5]) * whole, np.array(attained)
+
+    at, mean, half = policy_figures.averaged([window(1.0, 1.0, 0.9, 0.5), window(1.0, 1.0, 0.8, 0.9)])
+    assert (at[0], at[-1]) == pytest.approx((0.6, 1.5))
+    middle = int(np.argmin(abs(at - 1.0)))
+    assert mean[middle] == pytest.approx((0.9 + 0.85) / 2), "the second window's curve falls: 0.85 from 1.0 on"
+    assert half[middle] == pytest.approx(12.706 * np.std([0.9, 0.85], ddof=1) / math.sqrt(2))
+    alone = policy_figures.averaged([window(1.0, 1.0, 0.9, 0.5)])
+    assert not alone[2].any()
+    assert not len(policy_figures.averaged([])[0])
 
 
 def test_finished_cells_are_kept_by_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
