@@ -15,6 +15,7 @@ from bench.connectors_models import EIGHT_B, FAT, LENGTHS, TINY
 from bench.connectors_tables import WAYS
 from bench.handoff_client import Heard
 from bench.pair import Engines
+from bench.published import DOCS
 from cluster.instance import Role
 from engine.vllm.hardware import EngineHardware
 from engine.vllm.placement import CudaGpu
@@ -252,6 +253,34 @@ def test_figures_of_several_days_say_so() -> None:
     assert told == "; measured: tiny on 2026-01-01; fat on 2026-01-02"
     told = connectors_tables.dates({"tiny": {"stock": figures(20), "ours": tiny, "push": tiny}})
     assert told == "; measured: stock of tiny on an earlier day; ours, push of tiny on 2026-01-01"
+
+
+def test_the_page_says_what_the_published_json_says() -> None:
+    """The tables are the JSON's, and so is each range of the section's first paragraph."""
+    told = json.loads((DOCS / "benchmarks" / "connectors.json").read_text())
+    page = (DOCS / "benchmarks.md").read_text()
+    block = page.partition("<!-- connectors: begin -->")[2].partition("<!-- connectors: end -->")[0]
+    assert all(table.markdown() in block for table in connectors_tables.tables(told["figures"], NAMES))
+    assert connectors_tables.targets(told["figures"]) == told["targets"]
+
+    def ends(values: list[float]) -> str:
+        return f"{min(values):.2f} to {max(values):.2f} ×"
+
+    met, missed = (
+        [each["value"] for name, each in told["targets"].items()
+         if name.endswith("_choice_over_best") and each["met"] is kept]
+        for kept in (True, False)
+    )  # fmt: skip
+    pulls = [each for name, each in told["targets"].items() if name.endswith("_over_tuned")]
+    to_push = [connectors_tables.ratio(by_name["ours"], by_name["push"], length, "alone")["median"]
+               for by_name in told["figures"].values() for length in LENGTHS]  # fmt: skip
+    first = " ".join(page.partition("## vLLM's connectors and ours")[2].split("**")[1].split())
+    assert f"(early legs) takes {ends(met)} the time" in first
+    assert f"push in {len(met)} of {len(met + missed)} places" in first
+    assert f"push is faster: {ends(missed)}" in first
+    assert f"{ends([each['value'] for each in pulls])} the time of vLLM's tuned pull" in first
+    assert f"({sum(each['met'] for each in pulls)} of {len(pulls)} targets met)" in first
+    assert f"loses to push in six of six places alone ({ends(to_push)})" in first and min(to_push) > 1
 
 
 def test_a_clients_ratios_are_of_rounds_and_have_an_interval() -> None:
