@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from baton import cli
 from bench import admission_router
 from bench.admission import KEPT, NEITHER, NOW, OnMocks, row_on_mocks, seen_of, targets_on_mocks
 from loadgen.record import Record
@@ -70,7 +71,7 @@ def test_a_router_without_the_rules_learns_no_margin_and_counts_each_answer_once
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "scheduler_of", vars(server)["scheduler_of"])  # restored after the test
-    monkeypatch.setattr(admission_router.cli, "main", lambda: 0)
+    monkeypatch.setattr(cli, "main", lambda: 0)
     assert admission_router.main() == 0
     made = vars(server)["scheduler_of"]
     scheduler, _ = made(None, FleetView(lambda _: None), POLICIES["workload"], admission=True, foresees=True)
