@@ -259,6 +259,14 @@ def choose_result(figures: Any, targets: Targets) -> Iterator[float]:
     yield from (targets["workload_16_us"]["value"], targets["workload_1000_us"]["value"])
 
 
+def compare_beside(figures: Any, targets: Targets) -> Iterator[float]:
+    """By how much the ratio grows where decodes suffer more beside prompts, in percent; and of how many scenarios."""
+    ratios = {row["scenario"]: row["ratio"] for row in figures["scenarios"]}
+    gains = [100 * (row["ratio"] / ratios[row["scenario"]] - 1) for row in figures["beside"]]
+    assert all("H200" in row["scenario"] for row in figures["beside"])
+    yield from (min(gains), max(gains), len(gains))
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A sentence with figures, and what they are by the benchmark's file."""
@@ -358,6 +366,12 @@ CLAIMS = (
         "vidur",
         "Vidur takes {} to {} × Baton's CPU; {} × is met in {} of {} loads. Mean E2E is within {} %.",
         vidur_result,
+    ),
+    Claim(
+        "Aggregated, disaggregated, rivals",
+        "compare",
+        "disaggregation gains another {} to {} % in the {} scenarios that were tried so",
+        compare_beside,
     ),
     Claim(
         "Plans",
