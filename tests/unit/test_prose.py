@@ -1,4 +1,4 @@
-"""The sentences of docs/benchmarks.md say what docs/benchmarks/*.json say, and its generated tables are made from them.
+"""Sentences of docs/benchmarks.md and README say what docs/benchmarks/*.json say; generated tables are made from these.
 
 A sentence is found in its section by its words, outside generated tables; `{}` stands for a figure. If a benchmark is
 published again, with other figures, its sentences fail here until they are written anew.
@@ -21,6 +21,7 @@ from bench import breakeven, compare_tables, connectors, plan, policy_tables, re
 from bench.published import Table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+README = "README"
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 FIGURE = rf"((?:\d[\d,]*(?:\.\d+)?)|(?i:{'|'.join(WORDS)}))"
 GENERATED = re.compile(r"<!-- (\S+): begin -->.*?<!-- \1: end -->", re.DOTALL)
@@ -37,10 +38,11 @@ def published(bench: str) -> dict[str, Any]:
 
 @cache
 def sections() -> dict[str, str]:
-    """The prose of each section by its heading, on one line, without generated tables."""
+    """The prose of each section of docs/benchmarks.md by its heading, without generated tables, on one line; README."""
     page = GENERATED.sub("", (DOCS / "benchmarks.md").read_text())
     parts = re.split(r"^##+ (.+)$", page, flags=re.MULTILINE)[1:]
-    return {name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    pages = {**dict(zip(parts[::2], parts[1::2], strict=True)), README: (DOCS.parent / "README.md").read_text()}
+    return {name: " ".join(text.split()) for name, text in pages.items()}
 
 
 def as_number(word: str) -> float:
@@ -90,6 +92,46 @@ def met(found: Sequence[Mapping[str, Any]]) -> list[float]:
 def up(value: float, digits: int = 0) -> float:
     """Rounded up: for "within" and "no more than"."""
     return math.ceil(value * 10**digits - 1e-9) / 10**digits
+
+
+def admission_result(figures: Any, targets: Targets) -> Iterator[float]:
+    kept = of(targets, ".*: kept of what was let in(, 5 s .*)?")
+    slow = next(each for name, each in targets.items() if "5 s after" in name)
+    whole = [100 * each["value"] for each in kept if each is not slow]
+    gains = of(targets, ".*: attainment, less that before")
+    yield from (min(whole), max(whole), len(whole) - 1)
+    yield from (100 * figures["a decode instance slows down"]["both"]["kept"], 100 * slow["value"])
+    yield from (100 * slow["target"], *met(kept)[:1], *(100 * each for each in span(gains)), *met(gains)[:1])
+    (bound,) = of(targets, ".*: attainment of the middle deciles less that of the longest")
+    yield from (100 * bound["value"], 100 * bound["target"])
+
+
+def chaos_result(figures: Any, targets: Targets) -> Iterator[float]:
+    for name in ("baton", "vllm-router"):
+        rows = [cells[name] for cells in figures.values()]
+        yield sum(row["served right"] for row in rows)
+        yield sum(row[kind] for row in rows for kind in ("served right", "true error", "wrong text", "hung"))
+
+
+def scaling_result(figures: Any, targets: Targets) -> Iterator[float]:
+    cells = [scaling.judged(rows) for rows in figures["cells"].values()]
+    assert all(each["attains"] for each in cells)
+    yield len(cells)
+    for name in ("over_clairvoyant", "over_best_rival"):
+        limit = targets[f"gpu_hours_{name}"]["target"]
+        ratios = [each[name] for each in cells if each[name] is not None]
+        yield from (limit, sum(each <= limit for each in ratios), len(ratios))
+
+
+def scaling_readme(figures: Any, targets: Targets) -> Iterator[float]:
+    cells = [scaling.judged(rows) for rows in figures["cells"].values()]
+    ratios = [each["over_clairvoyant"] for each in cells]
+    yield from (sum(each["attains"] for each in cells), len(cells), min(ratios), max(ratios))
+
+
+def router_readme(figures: Any, targets: Targets) -> Iterator[float]:
+    for name in ("baton, policies on: ", "baton, default policy: ", ""):
+        yield from span(of(targets, f"{name}{REQUESTS}"))
 
 
 MANY = r"(4\+4|16\+16), sessions.*: "
@@ -406,6 +448,89 @@ CLAIMS = (
         "choose",
         "One choice of `workload` takes {} µs among 16 instances and {} µs among 1,000: both targets met.",
         choose_result,
+    ),
+    Claim(
+        "Admission",
+        "admission",
+        "{} to {} % of the admitted requests meet their targets in {} simulated overloads and on mocks. While a decode "
+        "instance slows down, {} % do; from five seconds after, which is what the target counts, {} % do. The target "
+        "of {} % is met in all {}. {} to {} points more of all arrivals attain than with neither of the two rules that "
+        "protect answers: met in all {}. The bound on lengths holds: {} points, target {}.",
+        admission_result,
+    ),
+    Claim(
+        "Chaos",
+        "chaos",
+        "{} of {} requests were served right, {} of {} by vllm-router.",
+        chaos_result,
+    ),
+    Claim(
+        "Bodies",
+        "bodies",
+        "Slowest `/health` {} ms; memory {} × a large body's size: both targets met.",
+        lambda _, targets: (each["value"] for each in of(targets, "slowest .*|memory .*")),
+    ),
+    Claim(
+        "Simulator",
+        "sim",
+        "A million requests took {} s and {} GB: both targets met.",
+        lambda _, targets: (targets[name]["value"] for name in ("wall_s", "peak_gb")),
+    ),
+    Claim(
+        "Prefixes",
+        "prefixes",
+        "Precision {} %, recall {} %, hit rate {} × the oracle's: all targets met.",
+        lambda _, targets: iter(
+            [
+                *(100 * targets[f"{name} at the small cache"]["value"] for name in ("precision", "recall")),
+                targets["hit rate to the oracle's"]["value"],
+            ]
+        ),
+    ),
+    Claim(
+        "Scaling",
+        "scaling",
+        "On seed 1 Baton attains in all {} cells. GPU-hours are within {} × the clairvoyant's in {} of {} cells, and "
+        "within {} × the best rival's in {} of {}: both targets missed.",
+        scaling_result,
+    ),
+    Claim(
+        README,
+        "defaults",
+        "mean TTFT of chats {} to {} × that of vllm-router's best policy on many instances, at most {} × in every "
+        "other case",
+        lambda _, targets: iter([*span(of(targets, f"{MANY}mean.*")), span(of(targets, ELSEWHERE))[1]]),
+    ),
+    Claim(
+        README,
+        "chaos",
+        "{} kinds of fault on mock engines: {} of {} requests served right, {} by vllm-router",
+        lambda figures, targets: iter([len(figures), *list(chaos_result(figures, targets))[:3]]),
+    ),
+    Claim(
+        README,
+        "handoff",
+        "TTFT {} to {} × that of one engine alone with prompts of 1,000 and 1,900 tokens, {} × with 250",
+        handoff_result,
+    ),
+    Claim(
+        README,
+        "plan",
+        "`baton plan`: {} of {} plans keep their promise on their trace",
+        lambda figures, targets: iter(list(plan_result(figures, targets))[:2]),
+    ),
+    Claim(
+        README,
+        "scaling",
+        "targets kept in {} of {} loads of one seed, with {} to {} × a clairvoyant's GPU-hours",
+        scaling_readme,
+    ),
+    Claim(
+        README,
+        "router",
+        "takes {} to {} × vllm-router's CPU per request with keys, admission and predictions on, {} to {} × with the "
+        "default policy, and {} to {} × with `least_load`",
+        router_readme,
     ),
     Claim(
         "Hand over or not",
