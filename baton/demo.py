@@ -30,10 +30,12 @@ class Demo:
     text: str = ""
     first_s: float = 0.0
     total_s: float = 0.0
+    prompt_tokens: int = 0
+    """Tokens of the question, by the engine's count."""
     pulled: int = 0
-    """Prompt tokens whose KV the decode engines pulled from a prefill engine, by their own count."""
+    """Prompt tokens of the question whose KV the decode engines pulled from a prefill engine, by their own count."""
     proven: int = 0
-    """The same count before this answer: the router's prompts that prove pairs of engines (docs/connector.md)."""
+    """Tokens that they pulled besides: the router's prompts that prove pairs of engines (docs/connector.md)."""
 
 
 async def demonstrate(endpoint: str, model: str, decode_urls: list[str], board: Board, *, as_json: bool) -> None:
@@ -63,7 +65,7 @@ async def ask(endpoint: str, model: str, decode_urls: list[str], on_text: Callab
     """
     demo = Demo()
     async with aiohttp.ClientSession(raise_for_status=True) as session:
-        before = demo.proven = await _pulled(session, decode_urls)
+        before = await _pulled(session, decode_urls)
         started = time.monotonic()
         body = {
             "model": model,
@@ -71,25 +73,37 @@ async def ask(endpoint: str, model: str, decode_urls: list[str], on_text: Callab
             "max_tokens": TOKENS,
             "temperature": 0,
             "stream": True,
+            "stream_options": {"include_usage": True},
         }
         async with session.post(f"{endpoint}/v1/chat/completions", json=body) as response:
             async for line in response.content:
-                piece = _piece(line)
+                piece, prompt_tokens = _read(line)
+                demo.prompt_tokens = prompt_tokens or demo.prompt_tokens
                 if piece:
                     demo.first_s = demo.first_s or time.monotonic() - started
                     demo.text += piece
                     on_text(piece)
         demo.total_s = time.monotonic() - started
-        demo.pulled = await _pulled(session, decode_urls) - before
+        _count(demo, before, await _pulled(session, decode_urls))
     return demo
 
 
-def _piece(line: bytes) -> str:
-    """The text in one SSE line; empty for every other line."""
+def _count(demo: Demo, before: int, after: int) -> None:
+    """Say what was pulled for the question, and what for proofs: one may end while the answer comes."""
+    own = after - before
+    demo.pulled = own if own <= demo.prompt_tokens else 0
+    demo.proven = after - demo.pulled
+
+
+def _read(line: bytes) -> tuple[str, int]:
+    """The text in one SSE line, and the prompt's tokens; empty and 0 for lines without them."""
     if not line.startswith(b"data: {"):
-        return ""
-    choices = json.loads(line[6:]).get("choices") or [{}]
-    return str(choices[0].get("delta", {}).get("content") or "")
+        return "", 0
+    event = json.loads(line[6:])
+    choices = event.get("choices") or [{}]
+    return str(choices[0].get("delta", {}).get("content") or ""), int(
+        (event.get("usage") or {}).get("prompt_tokens", 0)
+    )
 
 
 async def _pulled(session: aiohttp.ClientSession, urls: list[str]) -> int:

@@ -13,6 +13,7 @@ import aiohttp
 from baton.board import Board
 from baton.local import Event, Program, baton_words
 from baton.state import Running, log_folder
+from cluster.instance import Role
 
 ANSWER_S = 5.0
 """Longest wait for the router's answer to one question."""
@@ -79,7 +80,8 @@ class RouterChild:
         self._record = record
 
     async def routable(self, enough: Callable[[list[dict[str, Any]]], bool]) -> None:
-        """Wait until `enough` accepts the instances that the router lists; each rank is one.
+        """Wait until `enough` accepts the instances that the router lists (each rank is one), and, if there is one for
+        each leg, until the router is ready: it proves a first pair of them before (`Prover.settled`).
 
         A router names them only to callers from a loopback address. If its admin side listens on another address, it
         lists none: then wait until it has an instance for every leg.
@@ -90,7 +92,8 @@ class RouterChild:
                     async with session.get(f"{self.admin}/ready") as response:
                         told = await response.json()
                     seen = told["instances"]
-                    if (not seen and told["ready"]) or enough(seen):
+                    ready = told["ready"] or (bool(seen) and not _serves(seen))
+                    if ready and (not seen or enough(seen)):
                         return
                 await asyncio.sleep(0.2)
 
@@ -105,3 +108,9 @@ class RouterChild:
         self._record()
         self._board.update("router", "ready")
         self.ready.set()
+
+
+def _serves(seen: list[dict[str, Any]]) -> bool:
+    """Whether there is an instance up for each leg."""
+    roles = [Role(each["role"]) for each in seen if each["state"] == "up"]
+    return any(role.prefills for role in roles) and any(role.decodes for role in roles)

@@ -1,6 +1,6 @@
 """vLLM's connectors and Baton's side by side: the time from P's answer to D's next token, and the cost of idling.
 
-    make bench-handoff ARGS="--part connectors"          about 80 minutes
+    make bench-handoff ARGS="--part connectors"          about 95 minutes
     make bench-handoff ARGS="--gpu"                      two engines on GPUs, a model of 8B's layers
 
 Each connector gets two engines of its own, on one of this machine's cores each or on its GPUs: vLLM's pull connector
@@ -31,25 +31,26 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from bench.connectors_fleet import EIGHT, LEASE_S, Fleet, Seen, summary
 from bench.connectors_models import EIGHT_B, LENGTHS, MODELS, Model
+from bench.connectors_tables import WAYS, dates, tables, targets
 from bench.pair import Engines
-from bench.published import Table, machine, note_of, publish, result, save, say, show, target
+from bench.published import machine, note_of, publish, result, save, say, show
 from cluster.instance import Role
 from engine.vllm.hardware import find_hardware
 from engine.vllm.placement import CudaGpu
 
 ON_CPU: Final = "tiny,fat"
-TURNS: Final = 8
-"""Turns of five hand-overs each, if `--turns` says nothing: forty for each figure that is measured one by one."""
+TURNS: Final = 10
+"""Turns of five hand-overs each, if `--turns` says nothing: fifty for each figure that is measured one by one. Ratios
+are taken turn by turn; fewer than six turns give no interval."""
 RESTS_S: Final = 1.3
 """After each step vLLM's workers spin for a second: no connector is measured beside that. Hosts of GPUs have cores for
 all."""
-WAYS: Final = ("alone", "busy", "eight", "loop")
-TITLES: Final = ("alone", "alone, P busy", "eight at once", "eight in a loop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,8 @@ def run(
         for name, each in contestants.items():
             two = started[name if name in own else each.beside]
             fleets[name] = Fleet(two, ours=each.ours, together=each.together, seed=len(fleets))
-        figures: dict[str, dict[str, Any]] = {name: {"lengths": {}} for name in fleets}
+        begun = datetime.now(UTC).isoformat(timespec="seconds")
+        figures: dict[str, dict[str, Any]] = {name: {"begun": begun, "lengths": {}} for name in fleets}
         for length in LENGTHS:
             say(f"{', '.join(each.name for each in contestants.values())}: {model.name}, {length} tokens")
             rest_s = 0.0 if gpus or len(fleets) == 1 else RESTS_S
@@ -227,12 +229,12 @@ def _measure(fleets: Mapping[str, Fleet], length: int, turns: int, rest_s: float
         "eight": lambda fleet: [seen for _ in range(2) for seen in fleet.eight(length)],
         "loop": lambda fleet: fleet.loop(length, 2),
     }
-    seen: dict[str, dict[str, list[Seen]]] = {name: {way: [] for way in WAYS} for name in fleets}
+    seen: dict[str, dict[str, list[list[Seen]]]] = {name: {way: [] for way in WAYS} for name in fleets}
     for way in WAYS:
         for _ in range(turns):
             for name, fleet in fleets.items():
                 time.sleep(rest_s)
-                seen[name][way] += ways[way](fleet)
+                seen[name][way].append(ways[way](fleet))
     return {name: {way: summary(found) for way, found in mine.items()} for name, mine in seen.items()}
 
 
@@ -240,74 +242,6 @@ def _usual(measure: Callable[[], float]) -> float:
     """The median of three, or one value if that took a lease's time: that is no accident, and takes long."""
     first = measure()
     return first if first > LEASE_S / 2 else statistics.median([first, measure(), measure()])
-
-
-def tables(figures: dict[str, dict[str, Any]]) -> list[Table]:
-    """Both tables, a row for each connector and model."""
-    rows = []
-    for model, by_name in figures.items():
-        for length in LENGTHS:
-            for name, mine in by_name.items():
-                ways = mine["lengths"][str(length)]
-                cells = [
-                    f"{ways[way]['hand_over_ms']:.0f} ({ways[way]['low_ms']:.0f}–{ways[way]['high_ms']:.0f}) + "
-                    f"{ways[way]['step_ms']:.0f}"
-                    for way in WAYS
-                ]
-                rows.append([model, f"{length}", CONTESTANTS[name].name, *cells])
-    rest = [
-        [model, CONTESTANTS[name].name, f"{mine['bytes_per_s'] / 1e9:.2f}", f"{mine['idle_cores'] * 100:.0f} %",
-         f"{mine['holding_cores'] * 100:.0f} %", f"{mine['free_after_s']:.2f}", f"{mine['left_after_s']:.2f}",
-         f"{mine['storm_held_blocks']} after {mine['storm']}",
-         f"{mine['storm_free_after_s']:.1f}" if mine["storm_held_blocks"] else "≤ 1", f"{mine['held_at_the_end']}"]
-        for model, by_name in figures.items() for name, mine in by_name.items()
-    ]  # fmt: skip
-    return [
-        Table("Hand-over in milliseconds: median (10th–90th percentile) + one decode step",
-              ["model", "prompt tokens", "connector", *TITLES], rows),
-        Table("Bytes a second, cores of P, and seconds until what was given up is free",
-              ["model", "connector", "GB/s", "P idle", "P holding", "a hold given up, s", "left while P computes, s",
-               "blocks held 1 s after an abort storm", "free after, s", "blocks held at the end"], rest),
-    ]  # fmt: skip
-
-
-def targets(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Baton's against vLLM's tuned, if both were run."""
-    told: dict[str, Any] = {}
-    for model, by_name in figures.items():
-        if not {"ours", "tuned"} <= set(by_name):
-            continue
-        for length in LENGTHS:
-            for way in WAYS:
-                ours, tuned = (by_name[name]["lengths"][str(length)][way] for name in ("ours", "tuned"))
-                limit = 0.7 if model != "tiny" and way in {"eight", "loop"} else 1.0
-                # With the step: a hand-over alone is small beside it, and the ratio of two small numbers is noise.
-                ratio = (ours["hand_over_ms"] + ours["step_ms"]) / (tuned["hand_over_ms"] + tuned["step_ms"])
-                told[f"{model}_{length}_{way}_over_tuned"] = target(ratio, limit)
-        told |= _choice(model, by_name)
-        told[f"{model}_idle_cores"] = target(by_name["ours"]["idle_cores"], 0.05)
-        told[f"{model}_free_after_s"] = target(by_name["ours"]["free_after_s"], 1.0)
-        told[f"{model}_left_after_s"] = target(by_name["ours"]["left_after_s"], 1.0)
-        told[f"{model}_held_at_the_end"] = target(by_name["ours"]["held_at_the_end"], 0.0)
-    return told
-
-
-def _choice(model: str, by_name: Mapping[str, Any]) -> dict[str, Any]:
-    """What a router chooses with Baton's connector against the better of vLLM's tuned pull and push, and against
-    Baton's pull. With the step, as above.
-    """
-    if not {"early", "tuned", "push"} <= set(by_name):
-        return {}
-    told: dict[str, Any] = {}
-    for length in LENGTHS:
-        cells = {name: mine["lengths"][str(length)] for name, mine in by_name.items()}
-        for way in WAYS:
-            ms = {name: ways[way]["hand_over_ms"] + ways[way]["step_ms"] for name, ways in cells.items()}
-            chosen = ms["early" if way != "eight" else "ours"]
-            told[f"{model}_{length}_{way}_choice_over_best"] = target(chosen / min(ms["tuned"], ms["push"]), 1.05)
-        alone = {name: ways["alone"]["hand_over_ms"] for name, ways in cells.items()}
-        told[f"{model}_{length}_early_over_pull_alone"] = target(alone["early"] / alone["ours"], 0.6)
-    return told
 
 
 def gpus_here() -> tuple[CudaGpu, ...]:
@@ -373,12 +307,13 @@ def measure(
             kept[model] = kept.get(model, {}) | figures
             if into:
                 save(into, json.dumps(kept, indent=1))
-    made = tables(kept)
+    made = tables(kept, {name: each.name for name, each in CONTESTANTS.items()})
     show(made)
     told = result("connectors-gpu" if gpu else "connectors", kept, targets(kept))
     if publishes:
         where = f"on {', '.join(each.name for each in gpus)}" if gpu else "on CPU"
         fewest = min(each["lengths"][f"{length}"]["alone"]["count"]
                      for by_name in kept.values() for each in by_name.values() for length in LENGTHS)  # fmt: skip
-        said = f"vLLM 0.32 {where}, both engines on one machine; {EIGHT} in flight; {fewest} or more of each kind"
+        said = (f"vLLM 0.32 {where}, both engines on one machine; {EIGHT} in flight; {fewest} or more of each kind"
+                f"{dates(kept)}")  # fmt: skip
         publish(told, made, facts, note_of(facts, said))

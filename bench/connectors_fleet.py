@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -261,8 +261,13 @@ def _seen(begun: float, answered: float, times: list[float]) -> Seen:
     return Seen((answered - begun) * 1e3, (times[0] - answered) * 1e3, steps)
 
 
-def summary(seen: list[Seen]) -> dict[str, float]:
-    """The median hand-over less the median of D's later steps in the same run, its interval, and its parts."""
+def summary(turns: Sequence[Sequence[Seen]]) -> dict[str, Any]:
+    """The median hand-over less the median of D's later steps in the same run, its percentiles, and its parts.
+
+    Each turn's median stays: of P's answer to D's first token, and of sending to D's first token. Another connector's
+    turn of the same number ran a few seconds before or after it.
+    """
+    seen = [each for turn in turns for each in turn]
     step = statistics.median(one for each in seen for one in each.steps)
     over = sorted(each.first - step for each in seen)
     tenth = len(over) // 10
@@ -273,6 +278,8 @@ def summary(seen: list[Seen]) -> dict[str, float]:
         "step_ms": step,
         "prefill_ms": statistics.median(each.prefill for each in seen),
         "count": len(over),
+        "first_ms_by_turn": [round(statistics.median(each.first for each in turn), 3) for turn in turns],
+        "sent_ms_by_turn": [round(statistics.median(each.prefill + each.first for each in turn), 3) for turn in turns],
     }
 
 

@@ -13,9 +13,13 @@ from bench.rivals import NotInstalled, environment, version_of
 from cluster.keys import digest
 
 DIRECT, BATON, RIVAL, RELAY = "engine", "baton", "vllm-router", "relay"
-DEFAULT, POLICIES, SEEDING = "baton, default policy", "baton, policies on", "baton, seeding"
-VARIANTS = frozenset({DEFAULT, POLICIES, SEEDING})
+DEFAULT, SEEDING = "baton, default policy", "baton, seeding"
+POLICIES, POLICIES_PAIRED = "baton, policies on", "baton, policies on, least_load"
+"""Keys and classes: as Baton starts with them, and with every request handed over."""
+VARIANTS = frozenset({DEFAULT, POLICIES, POLICIES_PAIRED, SEEDING})
 """Variants of Baton: only their extra cost is measured, in closed loops; of the default policy open ones as well."""
+MAY_SERVE_WHOLE = frozenset({DEFAULT, POLICIES})
+"""Variants with the default policy: they hand over where that costs least, so an answer of one leg is no failure."""
 
 KEY = "bench-key"
 """Sent with every request; a contestant that asks for no key ignores it, or passes it on."""
@@ -98,10 +102,15 @@ def _flags(prefill: Sequence[str], decode: Sequence[str]) -> list[str]:
 
 
 def baton(
-    prefill: Sequence[str], decode: Sequence[str], on: frozenset[int], more: Sequence[str] = (), env: Sequence[str] = ()
+    prefill: Sequence[str],
+    decode: Sequence[str],
+    on: frozenset[int],
+    more: Sequence[str] = (),
+    env: Sequence[str] = (),
+    command: Sequence[str] = BATON_COMMAND,
 ) -> tuple[Running, str]:
     """Baton as it starts, with `more` flags; with `env`, words of the form NAME=VALUE."""
-    words = [*BATON_COMMAND, "router", *_flags(prefill, decode), "--port", "0", "--admin-port", "0", *more]
+    words = [*command, "router", *_flags(prefill, decode), "--port", "0", "--admin-port", "0", *more]
     words.append("--no-prove-pairs")  # engines that compute nothing hand nothing over that could be proven
     running = Running(BATON, [*(("env", *env) if env else ()), *words, "--log-level", "WARNING"], on)
     endpoint = running.line().split()[-1]
@@ -110,8 +119,8 @@ def baton(
 
 
 HANDS_OVER: Final = ("--policy", "least_load")
-"""All contestants carry two legs but `DEFAULT`: Baton's own default, `workload`, serves most requests whole where
-engines compute in no time."""
+"""All contestants carry two legs but `MAY_SERVE_WHOLE`: Baton's own default, `workload`, serves most requests whole
+where engines compute in no time."""
 
 
 def _handing_over(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
@@ -125,6 +134,18 @@ def _as_it_starts(prefill: Sequence[str], decode: Sequence[str], on: frozenset[i
 
 
 def _policies(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
+    """As it starts, with classes."""
+    return _with_classes(prefill, decode, on)
+
+
+def _policies_paired(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
+    """With classes, except that it hands over whenever it can."""
+    return _with_classes(prefill, decode, on, HANDS_OVER)
+
+
+def _with_classes(
+    prefill: Sequence[str], decode: Sequence[str], on: frozenset[int], more: Sequence[str] = ()
+) -> tuple[Running, str]:
     """With keys, and a class with targets (so lengths, prefixes and admission work); traces of one in 100."""
     folder = ROOT / ".bench" / "cluster"
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,7 +154,7 @@ def _policies(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int])
     (folder / "key").chmod(0o600)
     env = ["OTEL_TRACES_SAMPLER=parentbased_traceidratio", "OTEL_TRACES_SAMPLER_ARG=0.01"]
     env += [f"OTEL_EXPORTER_OTLP_ENDPOINT={prefill[0]}"]  # its mock engine takes spans, and forgets them
-    return baton(prefill, decode, on, ("--config", str(folder / "baton.yaml"), *HANDS_OVER), env)
+    return baton(prefill, decode, on, ("--config", str(folder / "baton.yaml"), *more), env)
 
 
 def _seeding(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) -> tuple[Running, str]:
@@ -175,7 +196,12 @@ def _relay(prefill: Sequence[str], decode: Sequence[str], on: frozenset[int]) ->
     return running, running.line().split()[-1]
 
 
-_VARIANTS: dict[str, Start] = {DEFAULT: _as_it_starts, POLICIES: _policies, SEEDING: _seeding}
+_VARIANTS: dict[str, Start] = {
+    DEFAULT: _as_it_starts,
+    POLICIES: _policies,
+    POLICIES_PAIRED: _policies_paired,
+    SEEDING: _seeding,
+}
 
 OURS: dict[str, Start] = {BATON: _handing_over, **_VARIANTS, RELAY: _relay}
 """Those that need no installing."""

@@ -1,6 +1,6 @@
 """The cost of a hand-over: for a client, and for the two engines.
 
-    make bench-handoff                                   both parts: about 80 minutes
+    make bench-handoff                                   both parts: about 100 minutes
     make bench-handoff ARGS="--part client"              one engine alone, plain, seeded (bench/handoff_client.py)
     make bench-handoff ARGS="--part connectors"          vLLM's connectors and ours (bench/connectors.py)
     make bench-handoff ARGS=--gpu                        the same connectors on GPUs, a model of 8B's layers

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from bench import intervals
 from bench.published import Table, machine, note_of, publish, result, say, show, target
 from bench.real_cluster import up
 
@@ -83,30 +84,54 @@ def hear(said: dict[str, Any], length: int, rounds: int, chance: random.Random) 
     return heard
 
 
-def compared(heard: dict[str, list[Heard]]) -> dict[str, float]:
+def compared(heard: dict[str, list[Heard]]) -> dict[str, Any]:
     """Medians over the rounds, each ratio within its own round. A seeded first token is compared with one engine's. The
     time from there to the second token is compared with a step and what a plain hand-over adds (a ratio of medians: the
     addition is a small difference of large times, too small to divide by in each round). The second token is compared
-    with plain's.
+    with plain's. `intervals` has those of the two ratios that each round has.
     """
     rounds = list(zip(*(heard[way] for way in WAYS), strict=True))
     middle = statistics.median
     tt2t_ms = middle(seeded.second_ms - seeded.first_ms for _, _, seeded in rounds)
     added_ms = middle(plain.first_ms - alone.first_ms for alone, plain, _ in rounds)
+    by_round = {
+        "seeded_first_over_alone": [seeded.first_ms / alone.first_ms for alone, _, seeded in rounds],
+        "seeded_second_over_plain": [seeded.second_ms / plain.second_ms for _, plain, seeded in rounds],
+    }
     return {
-        "seeded_first_over_alone": middle(seeded.first_ms / alone.first_ms for alone, _, seeded in rounds),
+        **{name: middle(ratios) for name, ratios in by_round.items()},
+        "intervals": {name: intervals.middle(ratios) for name, ratios in by_round.items()},
         "seeded_tt2t_ms": tt2t_ms,
         "plain_adds_ms": added_ms,
         "seeded_tt2t_over_allowed": tt2t_ms / (middle(alone.step_ms for alone, _, _ in rounds) + added_ms),
-        "seeded_second_over_plain": middle(seeded.second_ms / plain.second_ms for _, plain, seeded in rounds),
     }
+
+
+def tables(figures: dict[str, Any], rounds: int) -> list[Table]:
+    """Times, then ratios."""
+    parts = ("first_ms", "second_ms", "step_ms")
+    rows = [
+        [length, way, *(f"{mine[way][part]:.1f}" for part in parts)] for length, mine in figures.items() for way in WAYS
+    ]
+    ratios = [
+        [length, *(intervals.times(mine["intervals"][name]) for name in ("seeded_first_over_alone",
+                                                                         "seeded_second_over_plain")),
+         f"{mine['seeded_tt2t_over_allowed']:.2f}"]
+        for length, mine in figures.items()
+    ]  # fmt: skip
+    return [
+        Table(f"Milliseconds, medians of {rounds} rounds",
+              ["prompt tokens", "way", "first token", "second token", "step"], rows),
+        Table("Ratios, medians of the rounds' (intervals by order statistics); the last one is of medians",
+              ["prompt tokens", "seeded first token / one engine's", "seeded second token / plain's",
+               "TT2T / a step and what plain adds"], ratios),
+    ]  # fmt: skip
 
 
 def measure(*, quick: bool = False, publishes: bool = False) -> None:
     """Measure, print, publish."""
     facts, chance = machine(), random.Random(7)
     figures: dict[str, Any] = {}
-    rows = []
     rounds = 8 if quick else 40
     say("starting two engines")
     with up(["--prefill", "1", "--decode", "1", "--policy", "least_load"], "bench-handoff") as said:
@@ -121,19 +146,14 @@ def measure(*, quick: bool = False, publishes: bool = False) -> None:
                 for way, all_of in heard.items()
             }
             figures[str(length)] = {**middle, **compared(heard)}
-            rows += [
-                [f"{length}", way, *(f"{middle[way][name]:.1f}" for name in ("first_ms", "second_ms", "step_ms"))]
-                for way in WAYS
-            ]
-    titles = ["prompt tokens", "way", "first token", "second token", "step"]
-    tables = [Table(f"Milliseconds, medians of {rounds} rounds", titles, rows)]
     targets = {}
     for length in TARGET_LENGTHS:
         mine = figures[str(length)]
         targets[f"ttft_seeded_over_alone_{length}"] = target(mine["seeded_first_over_alone"], 1.05)
         targets[f"tt2t_seeded_over_step_and_plain_{length}"] = target(mine["seeded_tt2t_over_allowed"], 1.0)
-    show(tables)
+    made = tables(figures, rounds)
+    show(made)
     told = result("handoff", figures, targets)
     if publishes:
         note = note_of(facts, "vLLM 0.32 on CPU, the model that ships, both engines on one machine")
-        publish(told, tables, facts, note)
+        publish(told, made, facts, note)

@@ -1,7 +1,7 @@
 """Baton against the best rival with the same admission and the same arrangements, and against a bound; all simulated.
 
     BATON_DATA=/path/to/data make bench-policy                  24 cells: some three hours on two cores; resumable
-    BATON_DATA=/path/to/data make bench-policy ARGS=--quick     4 cells, 4 rivals, 3 windows: some ten minutes
+    BATON_DATA=/path/to/data make bench-policy ARGS=--quick     4 cells, 8 of 12 rivals, 3 windows: some twenty minutes
     make bench-policy ARGS="--minutes 30"                       begins no cell after that; the next run goes on
     make bench-policy ARGS="--only 'Azure code' --only '5 ×'"   cells whose names contain all of these
     make bench-policy ARGS=--fresh                              from the beginning

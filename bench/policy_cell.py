@@ -35,7 +35,11 @@ CLASSES: Final = ("rival", *grid.WITH_ADMISSION)
 LIKE_RIVAL: Final = "ours_like_rival"
 """Baton in the arrangement of the best admitted rival: what the policy alone brings."""
 
-HARDER: Final[dict[str, dict[str, Any]]] = {"rough": {"rough": ROUGH}, "three routers": {"routers": 3}}
+HARDER: Final[dict[str, dict[str, Any]]] = {
+    "rough": {"rough": ROUGH},
+    "three routers": {"routers": 3},
+    "answers 2.5 × slower beside prompts": {"beside": 2.5},
+}
 """Worlds that are harder to predict: see docs/simulator.md."""
 
 Say = Callable[[str], None]
@@ -168,7 +172,9 @@ def of_cell(cell: grid.Cell, data: Path, shelf: Shelf, plan: grid.Plan) -> dict[
     tuned = {name: champions[name].best for name in CLASSES}
     if tuned["rival_admitted"].system is not None:
         tuned[LIKE_RIVAL] = _like(tuned["rival_admitted"])
-    windows = [_window(cell, case_of(cell, data, at), shelf, tuned, plan.shares) for at in cell.windows(plan)]
+    windows = [
+        {"number": at, **_window(cell, case_of(cell, data, at), shelf, tuned, grid.SHARES)} for at in cell.windows(plan)
+    ]
     return {
         "cell": cell.name,
         "trace": cell.trace.name,

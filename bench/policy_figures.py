@@ -5,10 +5,21 @@ missing.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from bench.compare_figures import MISSING
+from bench.policy_tables import FIRST, interval
+from sim.experiments.curves import falling
+
+RATES: Final = np.linspace(0.6, 1.6, 41)
+"""Rates at which curves are averaged, over the goodput of the best admitted rival on the same window."""
+
+Numbers = npt.NDArray[np.float64]
 
 
 def draw(figures: dict[str, Any], folder: Path, date: str) -> str | None:
@@ -58,7 +69,9 @@ def _ratios(cells: list[dict[str, Any]], path: Path, note: str) -> None:
 
 
 def _curves(cells: list[dict[str, Any]], path: Path, note: str) -> None:
-    """Attainment over rate, each window a line, by cell; rates over the best admitted rival's goodput there."""
+    """Attainment over rate by cell: the windows' mean with its 95 % interval, and each window's runs; rates over the
+    best admitted rival's goodput there.
+    """
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     columns = 4
@@ -72,10 +85,38 @@ def _curves(cells: list[dict[str, Any]], path: Path, note: str) -> None:
         axes.axhline(0.9, color="gray", linewidth=0.5)
         axes.set_ylim(0.6, 1.01)
         for name, colour in (("rival_admitted", "tab:orange"), ("ours", "tab:blue")):
-            for window in cell["windows"]:
-                whole = window.get("rival_admitted", {}).get("rates", {}).get("0.9")
-                if name in window and whole:
-                    rates, attained = zip(*window[name]["curve"], strict=True)
-                    axes.plot([rate / whole for rate in rates], attained, color=colour, linewidth=0.8, alpha=0.8)
-    figure.suptitle(f"blue: ours, orange: best rival with our admission; {note}", fontsize=8)
+            runs = _runs(cell["windows"], name)
+            for rates, attained in runs:
+                axes.plot(rates, attained, ".", color=colour, markersize=2, alpha=0.5)
+            at, mean, half = averaged(runs)
+            axes.plot(at, mean, color=colour, linewidth=1)
+            axes.fill_between(at, mean - half, mean + half, color=colour, alpha=0.2, linewidth=0)
+    figure.suptitle(
+        f"blue: ours, orange: best rival with our admission; mean of windows, 95 % interval; {note}", fontsize=8
+    )
     figure.savefig(path, metadata={"Date": None})
+
+
+def _runs(windows: Sequence[dict[str, Any]], name: str) -> list[tuple[Numbers, Numbers]]:
+    """Relative rates and attainments of one class, window by window, rates rising."""
+    found = []
+    for window in windows:
+        whole = window.get("rival_admitted", {}).get("rates", {}).get(FIRST)
+        if name in window and whole:
+            rates, attained = np.array(window[name]["curve"], dtype=float).T
+            found.append((rates / whole, attained))
+    return found
+
+
+def averaged(runs: Sequence[tuple[Numbers, Numbers]]) -> tuple[Numbers, Numbers, Numbers]:
+    """At the rates of `RATES` that all windows reach: the mean of their fitted curves, and half of its 95 % interval
+    (Student's t; 0 for one window).
+    """
+    if not runs:
+        return np.empty(0), np.empty(0), np.empty(0)
+    low, high = max(rates[0] for rates, _ in runs), min(rates[-1] for rates, _ in runs)
+    at = RATES[(low <= RATES) & (high >= RATES)]
+    curves = np.array([np.interp(at, rates, falling(attained.tolist())) for rates, attained in runs])
+    told = [interval(each.tolist()) for each in curves.T]
+    halves = np.array([half if np.isfinite(half) else 0.0 for _, half in told])
+    return at, np.array([mean for mean, _ in told]), halves

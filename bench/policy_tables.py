@@ -26,17 +26,24 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), T_95[count - 1] * float(np.std(values, ddof=1)) / math.sqrt(count)
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any] | None:
+def ratio(row: dict[str, Any], ours: str, theirs: str, share: str = FIRST) -> dict[str, Any] | None:
     """One's goodput over another's, window by window; None if the other serves nothing in one of them."""
-    if not theirs or not all(theirs):
+    mine, others = rates(row, ours, share), rates(row, theirs, share)
+    if not others or not all(others):
         return None
-    each = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    each = [one / other for one, other in zip(mine, others, strict=True)]
     mean, half = interval(each)
     return {
+        "blind": round(float(np.mean(blind(row, each))), 3),
         "mean": round(mean, 3),
         "half": round(half, 3) if math.isfinite(half) else None,
         "each": [round(one, 3) for one in each],
     }
+
+
+def blind(row: dict[str, Any], each: Sequence[float]) -> list[float]:
+    """Of values by window: those of the windows that nothing of Baton was tuned on (`bench.policy_grid.BLIND`)."""
+    return [value for value, window in zip(each, row["windows"], strict=True) if window["number"] in grid.BLIND]
 
 
 def rates(row: dict[str, Any], name: str, share: str = FIRST) -> list[float]:
@@ -48,7 +55,8 @@ def figures(rows: Sequence[dict[str, Any]], plan: str) -> dict[str, Any]:
     """Everything that is published."""
     cells = [_with_ratios(row) for row in rows]
     counted = [cell for cell in cells if any(rates(cell, "ours")) or any(rates(cell, "rival_admitted"))]
-    over = [cell["over_admitted"]["mean"] for cell in counted if cell["over_admitted"]]
+    over = [cell["over_admitted"]["blind"] for cell in counted if cell["over_admitted"]]
+    looked_at = [cell["over_admitted"]["mean"] for cell in counted if cell["over_admitted"]]
     closed = [cell["gap_closed"] for cell in counted if cell["gap_closed"] is not None]
     least = [_least(cell) for cell in counted]
     return {
@@ -59,10 +67,13 @@ def figures(rows: Sequence[dict[str, Any]], plan: str) -> dict[str, Any]:
         "geometric_mean_over_admitted": round(math.exp(float(np.mean(np.log(over)))), 3)
         if over and min(over)
         else None,
+        "geometric_mean_all_windows": round(math.exp(float(np.mean(np.log(looked_at)))), 3)
+        if looked_at and min(looked_at)
+        else None,
         "share_ahead_of_admitted": _share(each >= 1 for each in over),
         "least_ratio": round(min(least), 3) if least else None,
         "below_gate": [cell["cell"] for cell in counted if _least(cell) < grid.GATE_RATIO],
-        "lost_to_admitted": [cell["cell"] for cell in counted if _mean(cell, "over_admitted") < 1],
+        "lost_to_admitted": [cell["cell"] for cell in counted if _blind(cell, "over_admitted") < 1],
         "lives_least": min((each for cell in cells for each in _lives(cell)), default=None),
     }
 
@@ -82,37 +93,36 @@ def _lives(cell: dict[str, Any]) -> Iterator[float]:
 
 
 def _with_ratios(row: dict[str, Any]) -> dict[str, Any]:
-    ours, admitted, rival = (rates(row, name) for name in ("ours", "rival_admitted", "rival"))
-    like = rates(row, "ours_like_rival")
-    bound = rates(row, "bound")
-    gap = float(np.mean(bound)) - float(np.mean(admitted))
+    ours, admitted, bound = (
+        float(np.mean(blind(row, rates(row, name)))) for name in ("ours", "rival_admitted", "bound")
+    )
+    gap = bound - admitted
     return {
         **row,
-        "over_admitted": ratio(ours, admitted),
-        "over_rival": ratio(ours, rival),
-        "bound_over_admitted": ratio(bound, admitted),
-        "gap_closed": round((float(np.mean(ours)) - float(np.mean(admitted))) / gap, 3) if gap > 0 else None,
-        "by_admission": ratio(admitted, rival),
-        "by_policy": ratio(like, admitted),
-        "by_arrangement": ratio(ours, like),
+        "over_admitted": ratio(row, "ours", "rival_admitted"),
+        "over_rival": ratio(row, "ours", "rival"),
+        "bound_over_admitted": ratio(row, "bound", "rival_admitted"),
+        "gap_closed": round((ours - admitted) / gap, 3) if gap > 0 else None,
+        "by_admission": ratio(row, "rival_admitted", "rival"),
+        "by_policy": ratio(row, "ours_like_rival", "rival_admitted"),
+        "by_arrangement": ratio(row, "ours", "ours_like_rival"),
         "at_shares": {
-            share: ratio(rates(row, "ours", share), rates(row, "rival_admitted", share))
-            for share in row["windows"][0]["bound"]["rates"]
+            share: ratio(row, "ours", "rival_admitted", share) for share in row["windows"][0]["bound"]["rates"]
         },
     }
 
 
-def _mean(cell: dict[str, Any], over: str) -> float:
-    """A mean ratio. If a rival serves nothing in some window there is none: the cell is won if Baton serves
-    anything.
+def _blind(cell: dict[str, Any], over: str) -> float:
+    """A ratio over blind windows. If a rival serves nothing in some window there is none: the cell is won if Baton
+    serves anything.
     """
     if cell[over] is not None:
-        return float(cell[over]["mean"])
+        return float(cell[over]["blind"])
     return math.inf if sum(rates(cell, "ours")) else 0.0
 
 
 def _least(cell: dict[str, Any]) -> float:
-    return min(_mean(cell, "over_admitted"), _mean(cell, "over_rival"))
+    return min(_blind(cell, "over_admitted"), _blind(cell, "over_rival"))
 
 
 def targets(told: dict[str, Any]) -> dict[str, Any]:
@@ -130,21 +140,23 @@ def line(row: dict[str, Any]) -> str:
     """A finished cell, short."""
     cell = _with_ratios(row)
     theirs = row["classes"]["rival_admitted"]
+    over = f"{_each(cell, 'over_admitted')}, all windows {_ratio(cell['over_admitted'])}"
     return (
-        f"{row['cell']}: {_ratio(cell['over_admitted'])} over {theirs['policy']} with our admission, "
-        f"{theirs['arrangement']}; ours {row['classes']['ours']['arrangement']}; gap closed {_part(cell['gap_closed'])}"
+        f"{row['cell']}: {over}, over {theirs['policy']} with our admission, {theirs['arrangement']}; "
+        f"ours {row['classes']['ours']['arrangement']}; gap closed {_part(cell['gap_closed'])}"
     )
 
 
 def said(told: dict[str, Any]) -> str:
     """The headline in words; README.md and docs/benchmarks.md have it as it is."""
-    over = [cell["over_admitted"]["mean"] for cell in told["cells"] if cell["over_admitted"]]
+    over = [cell["over_admitted"]["blind"] for cell in told["cells"] if cell["over_admitted"]]
     if told["geometric_mean_over_admitted"] is None or told["share_half_closed"] is None:
         return "no cell can be compared"
     return (
         f"{told['geometric_mean_over_admitted']:.2f} × the goodput of the best rival with the same admission and "
-        f"arrangements (geometric mean of {len(over)} cells, {min(over):.2f} to {max(over):.2f} ×); half of the gap to "
-        f"a bound on any policy closed in {told['share_half_closed']:.0%} of them"
+        f"arrangements (geometric mean of {len(over)} of {len(list(grid.cells()))} cells, {min(over):.2f} to "
+        f"{max(over):.2f} ×, on windows that nothing of Baton was tuned on); half of the gap to a bound on any policy "
+        f"closed in {told['share_half_closed']:.0%} of them"
     )
 
 
@@ -152,9 +164,14 @@ def how(told: dict[str, Any]) -> str:
     """Seeds, sizes and sources, for the note above the tables."""
     lives = told["lives_least"]
     return (
-        f"{told['plan']}: {told['counted']} cells, tuned on one or two windows of each trace, reported on others; "
+        f"{told['plan']}: {told['counted']} of {len(list(grid.cells()))} cells, {len(_plan(told).rivals)} of "
+        f"{len(grid.RIVALS)} rivals; tuned on one or two windows of each trace, reported on others; "
         f"runs last {'–' if lives is None else f'{lives:g}'} mean answers or more; sources {told['sources']}"
     )
+
+
+def _plan(told: dict[str, Any]) -> grid.Plan:
+    return grid.QUICK if told["plan"] == grid.QUICK.name else grid.FULL
 
 
 def tables(told: dict[str, Any]) -> list[Table]:
@@ -173,12 +190,14 @@ def _cells(cells: Sequence[dict[str, Any]]) -> Table:
         "best rival, our admission",
         "ours",
         f"bound ({BOUND})",
-        "ours / rival with admission",
-        "gap closed",
-        "ours / best rival as it is",
+        "ours / rival with admission, blind",
+        "gap closed, blind",
+        "ours / best rival as it is, blind",
+        "ours / rival with admission, all windows",
     )
     return Table(
-        "Goodput at 90 % in requests a second and GPU, mean of the windows; ratios with 95 % intervals",
+        "Goodput at 90 % in requests a second and GPU, mean of all windows. Blind: on windows 2 and 4, which nothing "
+        "of Baton was tuned on; over all windows with 95 % intervals",
         columns,
         [
             [
@@ -186,9 +205,10 @@ def _cells(cells: Sequence[dict[str, Any]]) -> Table:
                 f"{cell['targets']['ttft_ms']:g} / {cell['targets']['tpot_ms']:g}",
                 *(_system(cell, name) for name in ("rival_admitted", "ours")),
                 f"{float(np.mean(rates(cell, 'bound'))) / cell['gpus']:.2f}",
-                _ratio(cell["over_admitted"]),
+                _each(cell, "over_admitted"),
                 _part(cell["gap_closed"]),
-                _ratio(cell["over_rival"]),
+                _each(cell, "over_rival"),
+                _ratio(cell["over_admitted"]),
             ]
             for cell in cells
         ],
@@ -206,6 +226,14 @@ def _ratio(found: dict[str, Any] | None) -> str:
     if found is None:
         return "–"
     return f"{found['mean']:.2f}" + ("" if found["half"] is None else f" ± {found['half']:.2f}")
+
+
+def _each(cell: dict[str, Any], over: str) -> str:
+    """The ratio over blind windows, and that of each of them."""
+    found = cell[over]
+    if found is None:
+        return "–"
+    return f"{found['blind']:.2f} ({', '.join(f'{one:.2f}' for one in blind(cell, found['each']))})"
 
 
 def _part(closed: float | None) -> str:
@@ -229,12 +257,13 @@ def _summary(told: dict[str, Any]) -> Table:
             _number(told["geometric_mean_over_admitted"], "{:.2f}"),
             "",
         ],
+        ["the same on all windows", _number(told["geometric_mean_all_windows"], "{:.2f}"), ""],
         ["cells where ours serves as much as it or more", _number(told["share_ahead_of_admitted"], "{:.0%}"), ""],
         ["cells lost to it", _names(told["lost_to_admitted"]), ""],
         [f"cells below {grid.GATE_RATIO} × some rival", _names(told["below_gate"]), ""],
         *([["cells that have not run", _names(told["missing"]), ""]] if told.get("missing") else []),
     ]
-    return Table("All cells", ("what", "value", "target"), rows)
+    return Table("All cells, on blind windows unless said", ("what", "value", "target"), rows)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.compare_figures import MISSING
-from bench.real_tables import counted, middle, share
+from bench.intervals import middle
+from bench.real_tables import counted, share
 
 
 def draw(figures: dict[str, Any], folder: Path, date: str) -> str | None:

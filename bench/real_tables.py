@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bench.intervals import middle, times
 from bench.published import Table, target
 from bench.real_contestants import OURS
-from loadgen.search import interval
 
 Cell = dict[str, Any]
 
@@ -24,20 +24,6 @@ def counted(found: dict[str, Any], name: str, rate: float) -> list[Cell]:
 def share(cell: Cell, factor: str) -> float:
     """Of all arrivals of a run, those within both targets."""
     return float(cell["in_time"][factor] / cell["requests"])
-
-
-def middle(values: Sequence[float]) -> dict[str, Any] | None:
-    """Median of repeats, and its interval by order statistics (None with fewer than six); None without values."""
-    if not values:
-        return None
-    low, high, confidence = interval(tuple((each, each) for each in values))
-    return {
-        "median": round(statistics.median(values), 4),
-        "low": None if low is None else round(low, 4),
-        "high": None if high is None else round(high, 4),
-        "confidence": confidence,
-        "repeats": len(values),
-    }
 
 
 def ratio(found: dict[str, Any], name: str, rate: float, factor: str) -> dict[str, Any] | None:
@@ -91,7 +77,7 @@ def _in_time(found: dict[str, Any], model: str) -> Table:
                 f"{rate:.2f}/s",
                 found["contestants"][name],
                 *(_percent(row["in_time"][factor]) for factor in found["targets"]),
-                "–" if name == OURS else _times(ratios[str(found["admitted"])]),
+                "–" if name == OURS else times(ratios[str(found["admitted"])]),
                 _of(counted(found, name, rate), lambda cell: cell["completed_rate"], "{:.2f}"),
                 _of(counted(found, name, rate), lambda cell: cell["handed_over"] / cell["requests"], "{:.0%}"),
                 f"{sum(cell['failed'] for cell in counted(found, name, rate))}",
@@ -115,13 +101,6 @@ def _percent(found: dict[str, Any] | None) -> str:
         return "–"
     width = "" if found["low"] is None else f" ({found['low']:.1%} to {found['high']:.1%})"
     return f"{found['median']:.1%}{width}"
-
-
-def _times(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return "–"
-    width = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
-    return f"{found['median']:.2f}{width}"
 
 
 def _of(cells: Sequence[Cell], what: Callable[[Cell], float], form: str) -> str:

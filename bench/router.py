@@ -6,10 +6,11 @@
 CPU time is the router process's own (user and system, all threads), so that figures hold on a noisy machine; the ratio
 to the rival of the same round is what counts.
 
-Baton runs in four settings. Three choose by `--policy least_load`, since rivals hand every request over: with nothing
+Baton runs in five settings. Three choose by `--policy least_load`, since rivals hand every request over: with nothing
 more; with its policies on (keys, a class with promises, so that prefixes, lengths and admission work for every request;
-traces of one in 100); and with engines that can be told their first token, so that clients have it from P. The fourth
-is Baton as it starts, with its default policy: it hands over where that costs least; the table says how often.
+traces of one in 100); and with engines that can be told their first token, so that clients have it from P. Two have the
+default policy, which hands over where that costs least: Baton as it starts, and as it starts with its policies on. The
+table says how often they hand over.
 
 Cells:
 

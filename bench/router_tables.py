@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.contestants import BATON, DEFAULT, DIRECT, POLICIES, RIVAL, VARIANTS
+from bench.contestants import BATON, DEFAULT, DIRECT, POLICIES, POLICIES_PAIRED, RIVAL, VARIANTS
 from bench.published import Table, target
 from bench.router_cells import Cell, Measured
 
-LIMITS = {BATON: 0.7, DEFAULT: 1.0, POLICIES: 1.0}
+LIMITS = {BATON: 0.7, DEFAULT: 1.0, POLICIES: 1.0, POLICIES_PAIRED: 1.0}
 """Targets: CPU per request over the rival's, at most."""
 CHUNK = 0.8
 """Target of every setting: CPU per chunk over the rival's, at most."""

@@ -14,6 +14,7 @@ import os
 import platform
 import re
 import selectors
+import shlex
 import shutil
 import subprocess
 import sys
@@ -81,9 +82,15 @@ def install(device: str) -> None:
     pip("baton", "--no-build-isolation", "--editable", str(ROOT), count=1)
     STAMP.write_text(f"{device} {key(device)}\n")
     print(f"setup: done in {time.monotonic() - began:.0f} s (device: {device})", flush=True)
-    print(
-        "setup: `make compile` (two minutes, a C compiler) saves a fifth of routers' CPU; `make serve` does it beside"
-    )
+    print(f"setup: {about_compiling()}", flush=True)
+
+
+def about_compiling() -> str:
+    """One line on compiled modules, as far as this machine can make them."""
+    compiler = shlex.split(os.environ.get("CC") or "cc")[0]  # as tools/compile.py
+    if shutil.which(compiler) is None:
+        return f"no C compiler ({compiler}): routers are interpreted; apt install gcc, or CC=clang, then `make compile`"
+    return "`make compile` (two minutes) saves a fifth of routers' CPU; `make serve` does it beside"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

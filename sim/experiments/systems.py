@@ -111,6 +111,9 @@ class System:
     """How far engines, network and estimates are from what predictions say."""
     routers: int = 1
     """Routers in front, to which requests are dealt in turns."""
+    beside: float | None = None
+    """What a token of an answer's context costs its engine in a prompt's step, over a decode step. The router believes
+    the profiles (`Profile.mixed_context`); None: they are right."""
 
     @property
     def gpus(self) -> int:
@@ -143,6 +146,15 @@ class Shelf:
     models: Mapping[str, ModelShape]
     profiles: Sequence[Profile]
     made: dict[tuple[str, EqualInstances], SimulatedMember] = field(default_factory=dict)
+    others: dict[float, Shelf] = field(default_factory=dict)
+    """By `with_beside`."""
+
+    def with_beside(self, beside: float) -> Shelf:
+        """The same, but for profiles with this `Profile.mixed_context`."""
+        if beside not in self.others:
+            changed = [replace(each, mixed_context=beside) for each in self.profiles]
+            self.others[beside] = Shelf(self.models, changed)
+        return self.others[beside]
 
     def member(self, model: str, pool: EqualInstances) -> SimulatedMember:
         """One instance of a pool, whatever the pool's size."""
@@ -250,7 +262,9 @@ def simulate(
     `targets` are what the router promises to all requests, if the system has an admission. `watch` is called
     as the run goes on (`World.on_progress`); what it raises ends the run.
     """
-    members = shelf.members(model, system.pools)
+    believes = members = shelf.members(model, system.pools)
+    if system.beside is not None:
+        members = shelf.with_beside(system.beside).members(model, system.pools)
     policy = policy_of(system, members)
     age_s = LOAD_AGE_S.get(system.policy)
     settings = SimSettings(checks=False, first_token_s=first_token_s, rough=system.rough)
@@ -258,7 +272,7 @@ def simulate(
         settings = replace(settings, beat_every_s=age_s, read_every_s=age_s)
     promise = Promise(ttft_ms=targets.ttft_ms or 0.0, tpot_ms=targets.tpot_ms or 0.0) if targets else NO_PROMISE
     promises = {"": promise} if system.admission else None
-    view = None if system.costs_off == 1.0 else misled(members, system.costs_off)
+    view = None if system.costs_off == 1.0 and believes is members else misled(believes, system.costs_off)
     others = [policy_of(system, members) for _ in range(system.routers - 1)]
     world = World(members, settings, policy=policy, model=model, promises=promises, view=view, others=others)
     for number, each in enumerate((policy, *others)):

@@ -37,6 +37,19 @@ async def test_every_answer_is_handed_over_and_whole(engines: list[str], name: s
         assert running.memory_mb() > 1
 
 
+@pytest.mark.parametrize("name", [contestants.POLICIES, contestants.POLICIES_PAIRED])
+async def test_a_router_with_keys_and_classes_answers_and_hands_over_where_it_has_to(
+    engines: list[str], name: str
+) -> None:
+    running, endpoint = contestants.OURS[name](engines[:1], engines[1:], ANYWHERE)
+    with processes.stopping([running]):
+        sent = await sender.closed_loop(endpoint, connections=4, count=20, prompt_bytes=2048, tokens=5)
+        assert (sent.done, sent.failed) == (20, 0), sent.examples
+        counted = processes.asked(f"{engines[0]}/bench")
+        assert counted["second_legs"] + counted["whole"] == 20
+        assert name in contestants.MAY_SERVE_WHOLE or counted["second_legs"] == 20
+
+
 async def test_a_router_that_is_gone_is_a_failure(engines: list[str]) -> None:
     running, endpoint = contestants.OURS[contestants.RELAY](engines[:1], engines[1:], ANYWHERE)
     running.stop()

@@ -155,7 +155,9 @@ async def test_a_cluster_stops_in_order_although_nothing_reads_its_board(
 
 
 def _up(**states: str) -> list[dict[str, str]]:
-    return [{"id": name.replace("_", "-"), "state": state} for name, state in states.items()]
+    return [
+        {"id": name.replace("_", "-"), "state": state, "role": name.partition("_")[0]} for name, state in states.items()
+    ]
 
 
 ELSEWHERE = {"prefill_7": "lost", "decode_9": "up"}
@@ -169,8 +171,12 @@ ELSEWHERE = {"prefill_7": "lost", "decode_9": "up"}
             {"ready": True, "instances": _up(**ELSEWHERE, prefill_0="up", decode_0="new")},
             {"ready": True, "instances": _up(**ELSEWHERE, prefill_0="up", decode_0="up")},
         ),
+        (
+            {"ready": False, "instances": _up(prefill_0="up", decode_0="up")},
+            {"ready": True, "instances": _up(prefill_0="up", decode_0="up")},
+        ),
     ],
-    ids=["it names no instance", "others are in the registry"],
+    ids=["it names no instance", "others are in the registry", "no pair is proven yet"],
 )
 async def test_up_waits_for_its_own_engines(
     fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch, early: dict[str, Any], enough: dict[str, Any]

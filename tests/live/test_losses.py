@@ -19,6 +19,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support import device
 from support.cluster import Cluster, descendants, within
 from support.tickets import GuardedUrl, ticketed
 
@@ -147,6 +148,21 @@ def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
 )
 async def test_killed_engines_and_agents_are_survived(cluster: Cluster, victims: list[tuple[str, str]]) -> None:
     """SIGKILL for a decode engine; for a prefill engine and then, while it is away, a decode engine; for an agent."""
+    await survives(cluster, victims)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(700)
+async def test_the_default_policy_survives_too_and_changes_no_answer(tmp_path: Path) -> None:
+    """Other live tests have a router that hands over whenever it can. The default serves most requests of this model
+    whole, and hands over some.
+    """
+    with Cluster.of(tmp_path, device.example()) as as_it_starts:
+        await survives(as_it_starts, [("decode-0", "server")])
+
+
+async def survives(cluster: Cluster, victims: list[tuple[str, str]]) -> None:
+    """Kill these processes under load. No request fails before it streams, and answers are an engine's own."""
     before = {name: each["epoch"] for name, each in cluster.status().items()}
     load = Load(cluster)
     async with load.flowing():

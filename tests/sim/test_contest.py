@@ -30,6 +30,7 @@ from sim.experiments.rivals import mixing
 from sim.experiments.systems import EqualInstances, Shelf, System, believed, simulate
 from sim.experiments.tuning import ATTAINMENT, Best, Case, RateTrial
 from sim.fleet import make_of_member
+from sim.world import World
 
 MODEL, GPU = "meta-llama/Llama-3.1-8B", "H100"
 TARGETS = Targets(400, None, 20, None)
@@ -270,3 +271,21 @@ def test_what_a_router_believes_changes_what_it_does(shelf: Shelf, load: UnitLoa
 
     assert run(1.0) == run(1.0)
     assert run(1.0) != run(0.5)
+
+
+def test_answers_may_be_slower_beside_prompts_than_the_router_believes(shelf: Shelf, load: UnitLoad) -> None:
+    def mean_ms(beside: float | None) -> float:
+        seen: list[float] = []
+        system = System(name="x", pools=(pool(2),), policy="workload", admission=True, beside=beside)
+
+        def watch(world: World) -> None:
+            seen.append(world.view.all().inflight.step_model.make(0).beside)
+
+        result = simulate(system, MODEL, shelf, load.at_rate(40.0, 100), 2.0, TARGETS, watch)
+        assert set(seen) == {believed_beside}
+        return float(result.latency_s("tpot")[result.good()].mean())
+
+    costs = shelf.costs(MODEL, pool(1))
+    believed_beside = costs.by_kind.mixed.context_ms / costs.by_kind.decode.context_ms
+    assert mean_ms(2.5 * believed_beside) > mean_ms(None)
+    assert shelf.with_beside(2.5) is shelf.with_beside(2.5)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from bench import engine, published, router_field, sender
+from bench import contestants, engine, headlines, published, router_field, sender
 from bench import router_tables as router
 from bench.plan_averages import fails_at
 from bench.router_cells import Cell, Measured
@@ -44,6 +45,41 @@ def test_targets_are_met_or_not() -> None:
     _, _, without = router.cost_tables({(REQUESTS, "baton"): [measured(0.4)]}, ["baton"])
     assert [each["met"] for each in without.values()] == [False]
     assert published.target(0.9, 1.0, at_most=False) == {"value": 0.9, "target": 1.0, "met": False}
+
+
+def test_policies_on_is_the_default_policy_and_stands_beside_least_load() -> None:
+    every = (contestants.POLICIES, 0.9), (contestants.POLICIES_PAIRED, 1.2), ("vllm-router", 1.0)
+    results = {(REQUESTS, name): [measured(cpu)] for name, cpu in every}
+    _, _, targets = router.cost_tables(results, [name for name, _ in every])
+    assert targets == {
+        "baton, policies on: CPU to vllm-router's, requests 2 KB 1×1": {"value": 0.9, "target": 1.0, "met": True},
+        "baton, policies on, least_load: CPU to vllm-router's, requests 2 KB 1×1": {
+            "value": 1.2, "target": 1.0, "met": False,
+        },
+    }  # fmt: skip
+    (headline,) = (each for each in headlines.HEADLINES if each.says == "the same with policies on")
+    assert [bool(re.fullmatch(headline.targets, name)) for name in targets] == [True, False]
+    without, _, fewer = router.cost_tables({(REQUESTS, "vllm-router"): [measured(1.0)]}, ["vllm-router"])
+    assert fewer == {} and len(without.columns) == 2, "a run without the variants has no such figures"
+
+
+def test_baton_with_classes_is_started_with_and_without_its_default_policy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(contestants, "ROOT", tmp_path)
+    started: dict[str, tuple[str, ...]] = {}
+
+    def baton(prefill: object, decode: object, on: object, more: tuple[str, ...], env: object) -> Any:
+        return more, env
+
+    monkeypatch.setattr(contestants, "baton", baton)
+    for name in (contestants.POLICIES, contestants.POLICIES_PAIRED):
+        started[name], env = cast("Any", contestants.OURS[name](["http://p"], ["http://d"], frozenset()))
+        assert "OTEL_TRACES_SAMPLER_ARG=0.01" in env
+    config = ("--config", str(tmp_path / ".bench" / "cluster" / "baton.yaml"))
+    assert started[contestants.POLICIES] == config
+    assert started[contestants.POLICIES_PAIRED] == (*config, "--policy", "least_load")
+    assert {contestants.DEFAULT, contestants.POLICIES} == contestants.MAY_SERVE_WHOLE
 
 
 def test_the_share_handed_over_is_told_cell_by_cell() -> None:

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from bench import breakeven, policy, policy_cell, policy_loads, policy_tables
+from bench import breakeven, policy, policy_cell, policy_figures, policy_loads, policy_tables
 from bench import policy_grid as grid
 from bench.sources import reached
 from cluster.instance import Role
@@ -41,7 +42,7 @@ def test_every_rival_takes_part() -> None:
     for cell in grid.cells():
         taking = {each for each in grid.RIVALS if grid.differs(each, cell)}
         assert ("weighted_requests" in taking) == (cell.fleet.name == "B")
-        assert ("dynamo_conditional" in taking) == cell.trace.prefix_caching
+        assert "dynamo_conditional" in taking, "its queue differs from Dynamo's, whether prompts are cached or not"
     for name, same in grid.SAME.items():
         assert BASELINES[name]() is BASELINES[same](), "not the same rule any more: it has to run, too"
 
@@ -53,6 +54,10 @@ def test_nothing_is_tuned_on_what_is_reported() -> None:
         windows = cell.windows(grid.FULL)
         assert len(windows) >= grid.WINDOWS_MIN
         assert not {*cell.tuning_windows} & {*windows}
+        blind = [each for each in windows if each in grid.BLIND]
+        assert list(windows[: len(blind)]) == blind, "the first ones are those that nothing of Baton is tuned on"
+        assert blind == ([2] if cell.name.startswith("Azure conversation, 10 ×") else [2, 4])
+        assert {*blind} <= {*cell.windows(grid.QUICK)}
         assert {*windows, *cell.tuning_windows} <= {grid.TUNING_WINDOW, *grid.WINDOWS}
         assert len(cell.tuning_windows) == (1 if cell.name.startswith("Azure conversation, 10 ×") else 2)
         assert not cell.trace.rows or (max(*windows, *cell.tuning_windows) + 1) * cell.requests <= cell.trace.rows
@@ -159,7 +164,8 @@ def row(cell: str, ours: float, rival: float, admitted: float, bound: float = 20
         "targets": {"ttft_ms": 100.0, "tpot_ms": 10.0},
         "classes": dict.fromkeys(classes, system),
         "windows": [
-            {name: found(rate, at) for name, rate in {**classes, "bound": bound}.items()} for at in (1.0, 1.1, 0.9)
+            {"number": number, **{name: found(rate, at) for name, rate in {**classes, "bound": bound}.items()}}
+            for number, at in ((2, 1.0), (4, 1.1), (1, 0.9))
         ],
         "cpu_s": 1.0,
     }
@@ -183,17 +189,33 @@ def test_the_gap_to_the_bound_and_the_cells_that_are_lost() -> None:
     targets = policy_tables.targets(told)
     assert not targets["share_of_cells_with_half_the_gap_closed"]["met"]
     assert not targets["least_ratio_over_any_rival"]["met"]
-    assert [len(table.rows) for table in policy_tables.tables(told)] == [4, 6, 4, 4, 8]
-    assert policy_tables.line(rows[0]).startswith("a: 1.33 ± 0.00 over p with our admission, 8× H100; ours")
+    assert [len(table.rows) for table in policy_tables.tables(told)] == [4, 7, 4, 4, 8]
+    assert policy_tables.line(rows[0]).startswith(
+        "a: 1.33 (1.33, 1.33), all windows 1.33 ± 0.00, over p with our admission"
+    )
     assert "4.5 mean answers" in policy_tables.how(told)
     json.dumps(told, allow_nan=False)
 
 
 def test_the_first_table_is_the_comparison_with_admission_and_the_bound() -> None:
     first = policy_tables.tables({**policy_tables.figures([row("a", 16, 8, 12)], "full"), "sources": "x"})[0]
-    assert first.rows == [
-        ["a", "100 / 10", "1.50 (p, 8× H100)", "2.00 (8× H100)", "2.50", "1.33 ± 0.00", "50%", "2.00 ± 0.00"]
-    ]
+    (found,) = first.rows
+    assert found[:5] == ["a", "100 / 10", "1.50 (p, 8× H100)", "2.00 (8× H100)", "2.50"]
+    assert found[5:] == ["1.33 (1.33, 1.33)", "50%", "2.00 (2.00, 2.00)", "1.33 ± 0.00"]
+
+
+def test_the_headline_is_of_the_windows_that_nothing_was_tuned_on() -> None:
+    one = row("a", 12, 10, 10)
+    looked_at = one["windows"][2]
+    looked_at["ours"]["rates"]["0.9"] *= 2
+    told = policy_tables.figures([one], "quick")
+    cell = told["cells"][0]
+    assert cell["over_admitted"]["blind"] == 1.2
+    assert cell["over_admitted"]["mean"] == 1.6
+    assert cell["gap_closed"] == 0.2
+    assert (told["geometric_mean_over_admitted"], told["geometric_mean_all_windows"]) == (1.2, 1.6)
+    assert told["least_ratio"] == 1.2
+    assert "1.20 × the goodput" in policy_tables.said(told)
 
 
 def test_costs_that_are_off_are_shown_beside_the_true_ones() -> None:
@@ -211,6 +233,20 @@ def test_harder_worlds_show_which_share_of_its_rate_each_system_keeps() -> None:
         window["harder"] = {"rough": {name: rate / 2 for name, rate in rates.items()}, "three routers": {}}
     table = policy_tables.tables(policy_tables.figures([one], "full"))[5]
     assert table.rows == [["a", "rough", "0.50", "0.50", "1.00", "1.00"]]
+
+
+def test_curves_are_averaged_where_all_windows_have_runs() -> None:
+    def window(whole: float, *attained: float) -> tuple[Any, Any]:
+        return np.array([0.5, 1.0, 1.5]) * whole, np.array(attained)
+
+    at, mean, half = policy_figures.averaged([window(1.0, 1.0, 0.9, 0.5), window(1.0, 1.0, 0.8, 0.9)])
+    assert (at[0], at[-1]) == pytest.approx((0.6, 1.5))
+    middle = int(np.argmin(abs(at - 1.0)))
+    assert mean[middle] == pytest.approx((0.9 + 0.85) / 2), "the second window's curve falls: 0.85 from 1.0 on"
+    assert half[middle] == pytest.approx(12.706 * np.std([0.9, 0.85], ddof=1) / math.sqrt(2))
+    alone = policy_figures.averaged([window(1.0, 1.0, 0.9, 0.5)])
+    assert not alone[2].any()
+    assert not len(policy_figures.averaged([])[0])
 
 
 def test_finished_cells_are_kept_by_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,20 @@ def test_setup_says_what_is_missing(
     assert message in capsys.readouterr().err
 
 
+def test_setup_says_how_to_compile_or_that_a_compiler_is_missing(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CC", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup.about_compiling() == (
+        "no C compiler (cc): routers are interpreted; apt install gcc, or CC=clang, then `make compile`"
+    )
+    (tmp_path / "mycc").write_text("")
+    (tmp_path / "mycc").chmod(0o755)
+    monkeypatch.setenv("CC", "mycc -m64")
+    assert setup.about_compiling().startswith("`make compile` (two minutes) saves")
+
+
 def test_lines_of_two_slow_pipes(setup: ModuleType) -> None:
     pipes = [os.pipe() for _ in range(2)]
 
