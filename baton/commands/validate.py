@@ -1,8 +1,8 @@
 """Replay measured runs of real engines through the twin, and show what it predicts beside what was measured.
 
 PATH is a folder of one run (requests.jsonl, meta.json, timeseries.csv), a table of steady runs (a .csv), or a folder
-that holds some of these. Costs come from the shipped profiles; nothing is fitted to what is measured here.
-docs/validation.md lists where to get such runs, and the results.
+that holds some of these. Costs come from the shipped profiles. One number is fitted to published steady runs: how many
+steps a busy server delays an answer (docs/validation.md, which also lists where to get such runs, and the results).
 
 examples:
   baton validate $BATON_DATA/measured

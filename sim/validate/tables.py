@@ -125,9 +125,8 @@ def _series(series: Sequence[SeriesRow]) -> Iterator[str]:
 
 
 def steady_totals(steady: Sequence[RunComparison]) -> list[Total]:
-    """The errors of the steady runs alone, that of mean TTFT also with each run left out of the fit."""
-    left_out = without_its_own_run(steady, BUSY_STEPS)
-    return [*told(totals(steady)), *([left_out] if left_out else [])]
+    """The errors of the steady runs alone, those of mean TTFT and E2E also with each run left out of the fit."""
+    return [*told(totals(steady)), *without_its_own_run(steady, BUSY_STEPS)]
 
 
 def _totals(found: Sequence[Total]) -> Iterator[str]:

@@ -1,0 +1,583 @@
+"""Sentences of docs/benchmarks.md and README say what docs/benchmarks/*.json say; generated tables are made from these.
+
+A sentence is found in its section by its words, outside generated tables; `{}` stands for a figure. If a benchmark is
+published again, with other figures, its sentences fail here until they are written anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import breakeven, compare_tables, plan, real_tables, scaling
+from bench.published import Table
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+README = "README"
+WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+FIGURE = rf"((?:\d[\d,]*(?:\.\d+)?)|(?i:{'|'.join(WORDS)}))"
+GENERATED = re.compile(r"<!-- (\S+): begin -->.*?<!-- \1: end -->", re.DOTALL)
+
+Targets = Mapping[str, Mapping[str, Any]]
+
+
+@cache
+def published(bench: str) -> dict[str, Any]:
+    """A benchmark's file: `figures` and `targets`."""
+    found: dict[str, Any] = json.loads((DOCS / "benchmarks" / f"{bench}.json").read_text())
+    return found
+
+
+@cache
+def sections() -> dict[str, str]:
+    """The prose of each section of docs/benchmarks.md by its heading, without generated tables, on one line; README."""
+    page = GENERATED.sub("", (DOCS / "benchmarks.md").read_text())
+    parts = re.split(r"^##+ (.+)$", page, flags=re.MULTILINE)[1:]
+    pages = {**dict(zip(parts[::2], parts[1::2], strict=True)), README: (DOCS.parent / "README.md").read_text()}
+    return {name: " ".join(text.split()) for name, text in pages.items()}
+
+
+def as_number(word: str) -> float:
+    return float(WORDS.index(word.lower())) if word.lower() in WORDS else float(word.replace(",", ""))
+
+
+def says(word: str, value: float) -> bool:
+    """Whether the word is the value, rounded to as many digits as the word has."""
+    digits = len(word.partition(".")[2])
+    return abs(as_number(word) - value) <= 0.5 * 10**-digits + 1e-9
+
+
+def differences(text: str, sentence: str, expected: Sequence[float]) -> list[str]:
+    """What the text says otherwise than the figures; a sentence that it does not have is one difference."""
+    assert sentence.count("{}") == len(expected), f"{sentence}: figures for {len(expected)} places"
+    found = re.search(FIGURE.join(map(re.escape, sentence.split("{}"))), text)
+    if found is None:
+        return [f"no such sentence: {sentence}"]
+    return [
+        f"{sentence}: says {word}, the figures {value:g}"
+        for word, value in zip(found.groups(), expected, strict=True)
+        if not says(word, value)
+    ]
+
+
+# -- what the figures say --
+
+
+def of(targets: Targets, pattern: str) -> list[Mapping[str, Any]]:
+    """The targets whose whole name the pattern matches."""
+    found = [each for name, each in targets.items() if re.fullmatch(pattern, name)]
+    assert found, pattern
+    return found
+
+
+def span(found: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Least and most of some targets' values."""
+    values = [each["value"] for each in found]
+    return [min(values), max(values)]
+
+
+def met(found: Sequence[Mapping[str, Any]]) -> list[float]:
+    """How many of some targets are met, and how many there are."""
+    return [sum(each["met"] for each in found), len(found)]
+
+
+def up(value: float, digits: int = 0) -> float:
+    """Rounded up: for "within" and "no more than"."""
+    return math.ceil(value * 10**digits - 1e-9) / 10**digits
+
+
+def admission_result(figures: Any, targets: Targets) -> Iterator[float]:
+    kept = of(targets, ".*: kept of what was let in(, 5 s .*)?")
+    slow = next(each for name, each in targets.items() if "5 s after" in name)
+    whole = [100 * each["value"] for each in kept if each is not slow]
+    gains = of(targets, ".*: attainment, less that before")
+    yield from (min(whole), max(whole), len(whole) - 1)
+    yield from (100 * figures["a decode instance slows down"]["both"]["kept"], 100 * slow["value"])
+    yield from (100 * slow["target"], *met(kept)[:1], *(100 * each for each in span(gains)), *met(gains)[:1])
+    (bound,) = of(targets, ".*: attainment of the middle deciles less that of the longest")
+    yield from (100 * bound["value"], 100 * bound["target"])
+
+
+def chaos_result(figures: Any, targets: Targets) -> Iterator[float]:
+    for name in ("baton", "vllm-router"):
+        rows = [cells[name] for cells in figures.values()]
+        yield sum(row["served right"] for row in rows)
+        yield sum(row[kind] for row in rows for kind in ("served right", "true error", "wrong text", "hung"))
+
+
+def scaling_result(figures: Any, targets: Targets) -> Iterator[float]:
+    cells = [scaling.judged(rows) for rows in figures["cells"].values()]
+    assert all(each["attains"] for each in cells)
+    yield len(cells)
+    for name in ("over_clairvoyant", "over_best_rival"):
+        limit = targets[f"gpu_hours_{name}"]["target"]
+        ratios = [each[name] for each in cells if each[name] is not None]
+        yield from (limit, sum(each <= limit for each in ratios), len(ratios))
+
+
+def scaling_readme(figures: Any, targets: Targets) -> Iterator[float]:
+    cells = [scaling.judged(rows) for rows in figures["cells"].values()]
+    ratios = [each["over_clairvoyant"] for each in cells]
+    yield from (sum(each["attains"] for each in cells), len(cells), min(ratios), max(ratios))
+
+
+def router_readme(figures: Any, targets: Targets) -> Iterator[float]:
+    for name in ("baton, policies on: ", "baton, default policy: ", ""):
+        yield from span(of(targets, f"{name}{REQUESTS}"))
+
+
+MANY = r"(4\+4|16\+16), sessions.*: "
+ELSEWHERE = r"(?!(4\+4|16\+16), sessions).*: mean.*"
+
+
+def defaults_result(figures: Any, targets: Targets) -> Iterator[float]:
+    many, p99, rest = of(targets, f"{MANY}mean.*"), of(targets, f"{MANY}p99.*"), of(targets, ELSEWHERE)
+    yield up(100 * (span(rest)[1] - 1))
+    yield from (*span(many), *span(rest), *met(rest))
+    yield from (many[0]["target"], *met(many), p99[0]["target"], *met(p99))
+
+
+REQUESTS = "CPU to vllm-router's, requests .*"
+
+
+def router_result(figures: Any, targets: Targets) -> Iterator[float]:
+    least, default = of(targets, REQUESTS), of(targets, f"baton, default policy: {REQUESTS}")
+    yield from (*span(least), *met(least)[:1], *span(default), *met(default))
+    yield from span(of(targets, f"baton, policies on: {REQUESTS}"))
+    yield from span(of(targets, "(baton, .*: )?CPU to vllm-router's, chunks .*"))
+
+
+def router_seeding(figures: Any, targets: Targets) -> Iterator[float]:
+    ratios = [
+        cell["baton_to"]["baton, seeding / vllm-router"]
+        for name, cell in figures.items()
+        if name.startswith("requests")
+    ]
+    yield from (min(ratios), max(ratios))
+
+
+def connectors_result(figures: Any, targets: Targets) -> Iterator[float]:
+    choice, pull = of(targets, r"\w+_choice_over_best"), of(targets, r"\w+_over_tuned")
+    missed = [each for each in choice if not each["met"]]
+    yield from (*span([each for each in choice if each["met"]]), *met(choice))
+    yield from (len(missed), *span(missed), choice[0]["target"], *span(pull), *met(pull))
+
+
+def real_result(figures: Any, targets: Targets) -> Iterator[float]:
+    tiny = figures["tiny"]
+    slow, fast = tiny["rates"]
+
+    def over(name: str, rate: float, factor: str) -> dict[str, Any]:
+        found = real_tables.ratio(tiny, name, rate, factor)
+        assert found is not None
+        return found
+
+    plain = [over("plain", rate, factor) for rate in (slow, fast) for factor in ("5", "10")]
+    whole = [over("whole-512", rate, "5") for rate in (slow, fast)]
+    assert len({round(each["median"], 2) for each in plain}) == 1, "one figure stands for four"
+    yield from (plain[0]["median"], min(each["low"] for each in plain), max(each["high"] for each in plain))
+    yield from (each["median"] for each in whole)
+    yield from (min(each["low"] for each in whole), max(each["high"] for each in whole))
+    for rate in (fast, slow):
+        told = over("plain", rate, "2")
+        yield from (rate, told["median"], told["low"], told["high"])
+    yield from met(list(targets.values()))
+
+
+def real_costs(figures: Any, targets: Targets) -> Iterator[float]:
+    """Medians of repeats: TPOT over plain's in percent, and TTFT beyond it in ms, of Baton's choice at both rates; of
+    the two that serve whole at the higher one.
+    """
+    tiny = figures["tiny"]
+
+    def p50(name: str, rate: float, what: str) -> float:
+        cells = real_tables.counted(tiny, name, rate)
+        return sorted_middle([cell[what]["p50"] for cell in cells])
+
+    slow, fast = tiny["rates"]
+    longer = {
+        (name, rate): 100 * (p50(name, rate, "tpot_ms") / p50("plain", rate, "tpot_ms") - 1)
+        for name in ("baton", "whole-512")
+        for rate in (slow, fast)
+    }
+    later = {
+        (name, rate): p50(name, rate, "ttft_ms") - p50("plain", rate, "ttft_ms")
+        for name in ("baton", "whole-512")
+        for rate in (slow, fast)
+    }
+    yield from (longer["baton", slow], slow, longer["baton", fast], fast, later["baton", slow], later["baton", fast])
+    yield from (longer["whole-512", fast], later["whole-512", fast], fast)
+
+
+def sorted_middle(values: Sequence[float]) -> float:
+    found = real_tables.middle(values)
+    assert found is not None
+    return float(found["median"])
+
+
+def breakeven_result(figures: Any, targets: Targets) -> Iterator[float]:
+    worse = [breakeven.worse_by(row["modes"])[0] for row in figures["traces"]]
+    limit = targets["worse_attainment"]["target"]
+    yield from (sum(each <= limit for each in worse), len(worse), 100 * limit)
+    gains = [row["gain"] for row in figures["mixed"] if row["rival"] == "round_robin"]
+    yield from (100 * min(gains), 100 * max(gains), 100 * targets["latency_gain"]["target"])
+    yield sum(not each["met"] for each in targets.values())
+
+
+def breakeven_misses(figures: Any, targets: Targets) -> Iterator[float]:
+    limit = targets["worse_attainment"]["target"]
+    for row in figures["traces"]:
+        lost, half, _ = breakeven.worse_by(row["modes"])
+        if lost > limit:
+            yield from (100 * lost, 100 * half)
+
+
+def plan_result(figures: Any, targets: Targets) -> Iterator[float]:
+    ours = [row for name, row in figures["traces"].items() if name.endswith(", baton plan")]
+    others = [row for name, row in figures["traces"].items() if not name.endswith(", baton plan")]
+    fail = sum(not row["on_trace"]["keeps"] for row in others)
+    yield from (sum(row["on_trace"]["keeps"] for row in ours), len(ours), fail, len(others), len(others))
+    yield targets["64 GPUs of three types, seconds"]["value"]
+
+
+def plan_rates(figures: Any, targets: Targets) -> Iterator[float]:
+    fails = {row["trace"]: 100 * row["fails_at"] for row in figures["averages"]}
+    yield from (fails[name] for name in ("Azure code", "Mooncake conversation", "ServeGen R1", "Azure conversation"))
+
+
+def plan_search(figures: Any, targets: Targets) -> Iterator[float]:
+    search = figures["search"]
+    yield from (search["simulations"], search["requests"], search["ruled_out"], search["arrangements"])
+
+
+def lengths_result(figures: Any, targets: Targets) -> Iterator[float]:
+    yield 100 * max(each["value"] for each in of(targets, ".*: coverage off by"))
+    yield targets["loss to all alike, geometric mean"]["value"]
+    yield targets["loss to all alike, worst of all traces and levels"]["value"]
+
+
+def load_result(figures: Any, targets: Targets) -> Iterator[float]:
+    yield up(100 * max(each["value"] for each in of(targets, ".*(tpot_ms|rate): off .*")), 1)
+    late = of(targets, ".*ttft_ms: off .*")
+    yield from (100 * span(late)[1], 100 * late[0]["target"], targets["1000 streams/s: of one core"]["value"])
+
+
+def handoff_result(figures: Any, targets: Targets) -> Iterator[float]:
+    yield from (figures[tokens]["seeded_first_over_alone"] for tokens in ("1000", "1900", "250"))
+
+
+def soak_result(figures: Any, targets: Targets) -> Iterator[float]:
+    slopes = sorted(each["mb_per_hour"] for each in figures["routers"])
+    yield from (*met(list(targets.values())), *slopes, 100 * targets[SOAK_GROWS]["value"])
+
+
+SOAK_GROWS = "memory may grow, part of it an hour (upper end of the interval)"
+
+
+def vidur_result(figures: Any, targets: Targets) -> Iterator[float]:
+    cost = of(targets, "Vidur's CPU to ours.*")
+    yield from (*span(cost), cost[0]["target"], *met(cost), 100 * span(of(targets, "mean E2E off by.*"))[1])
+
+
+def choose_result(figures: Any, targets: Targets) -> Iterator[float]:
+    yield from (targets["workload_16_us"]["value"], targets["workload_1000_us"]["value"])
+
+
+def compare_beside(figures: Any, targets: Targets) -> Iterator[float]:
+    """By how much the ratio grows where decodes suffer more beside prompts, in percent; and of how many scenarios."""
+    ratios = {row["scenario"]: row["ratio"] for row in figures["scenarios"]}
+    gains = [100 * (row["ratio"] / ratios[row["scenario"]] - 1) for row in figures["beside"]]
+    assert all("H200" in row["scenario"] for row in figures["beside"])
+    yield from (min(gains), max(gains), len(gains))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A sentence with figures, and what they are by the benchmark's file."""
+
+    section: str
+    bench: str
+    sentence: str
+    """`{}` for each figure."""
+    figures: Callable[[Any, Targets], Iterator[float]]
+
+
+CLAIMS = (
+    Claim(
+        "Defaults",
+        "defaults",
+        "nowhere more than {} % slower than the best simple rule: mean TTFT is {} to {} × with sessions on many "
+        "instances, and {} to {} × elsewhere: met in {} of {} rows. With sessions on many instances the aim is {} × "
+        "in the mean, met in {} of {}, and {} × at p99, met in {} of {}.",
+        defaults_result,
+    ),
+    Claim(
+        "Router",
+        "router",
+        "CPU per request is {} to {} × vllm-router's with `least_load`: met in all {} cells. It is {} to {} × with "
+        "the default policy: met in {} of {}. With policies on it is {} to {} ×, and per chunk {} to {} ×: missed.",
+        router_result,
+    ),
+    Claim("Router", "router", "With seeding it is {} to {} ×.", router_seeding),
+    Claim(
+        "Router",
+        "router",
+        "the default policy adds {} ms to vllm-router's p99, `least_load` {} ms.",
+        lambda _, targets: (
+            each["value"] for name in ("baton, default policy", "baton") for each in of(targets, f"{name}: ms added .*")
+        ),
+    ),
+    Claim(
+        "Hand-over",
+        "handoff",
+        "A seeded first token takes {} and {} × the time of one engine alone, with prompts of 1,000 and 1,900 "
+        "tokens: both targets met. With 250 tokens, which have no target, it takes {} ×.",
+        handoff_result,
+    ),
+    Claim(
+        "vLLM's connectors and ours",
+        "connectors",
+        "takes {} to {} × the time of the better of vLLM's tuned pull and push in {} of {} places. In {}, alone with "
+        "little KV, push is faster: {} to {} ×, where {} × is the target. Baton's pull without early legs takes {} to "
+        "{} × the time of vLLM's tuned pull ({} of {} targets met)",
+        connectors_result,
+    ),
+    Claim(
+        "vLLM's connectors and ours",
+        "connectors",
+        "What a client leaves behind is free within {} s: met.",
+        lambda _, targets: iter([up(span(of(targets, r"\w+_(free|left)_after_s"))[1], 2)]),
+    ),
+    Claim(
+        "vLLM's connectors and ours",
+        "connectors",
+        "*An early leg* takes {} to {} × the time of Baton's pull alone",
+        lambda _, targets: iter(span(of(targets, r"\w+_early_over_pull_alone"))),
+    ),
+    Claim(
+        "vLLM's connectors and ours",
+        "connectors",
+        "With eight at once it takes {} to {} × on the tiny model, {} to {} × on the fat one.",
+        lambda _, targets: (
+            value for model in ("tiny", "fat") for value in span(of(targets, rf"{model}_\d+_eight_over_tuned"))
+        ),
+    ),
+    Claim(
+        "Real engines",
+        "real",
+        "as many requests in time as plain vLLM behind round robin ({} × at both rates, intervals {} to {}); over "
+        "the same router before engines that serve whole it has {} and {} × at 5 times (intervals {} to {}). At 2 "
+        "times it serves fewer than plain vLLM at {} a second ({} ×, interval {} to {}); at {} no difference is "
+        "shown ({} ×, interval {} to {}). It hands nothing over here. The target, not below any other contestant, "
+        "is met in {} of {}.",
+        real_result,
+    ),
+    Claim(
+        "Real engines",
+        "real",
+        "A token takes {} % longer at {} a second and {} % longer at {} (p50), the first token {} and {} ms. "
+        "Engines without Baton's connector behind the same router, with steps of 512 tokens, take {} % longer a "
+        "token and the same {} ms at {}.",
+        real_costs,
+    ),
+    Claim(
+        "Load generator",
+        "load",
+        "are within {} % of the other tools': met. Time to the first token is up to {} % lower: {} % is missed. "
+        "1,000 streams a second take {} of a core: met.",
+        load_result,
+    ),
+    Claim(
+        "Soak",
+        "soak",
+        "{} of {} targets are met. Memory grows by {} and {} MB an hour, by {} % at most",
+        soak_result,
+    ),
+    Claim(
+        "Beside Vidur",
+        "vidur",
+        "Vidur takes {} to {} × Baton's CPU; {} × is met in {} of {} loads. Mean E2E is within {} %.",
+        vidur_result,
+    ),
+    Claim(
+        "Aggregated, disaggregated, rivals",
+        "compare",
+        "disaggregation gains another {} to {} % in the {} scenarios that were tried so",
+        compare_beside,
+    ),
+    Claim(
+        "Plans",
+        "plan",
+        "keeps its promise on the trace it was made for: {} of {}, met. Plans from averages fail on {} of {}: the "
+        "target of all {} is missed. 64 GPUs of three types take {} s: met.",
+        plan_result,
+    ),
+    Claim(
+        "Plans",
+        "plan",
+        "breaks its promise at {} % of these rates on the code trace, at {} % on Mooncake, at {} % on ServeGen and "
+        "at {} % on the conversations.",
+        plan_rates,
+    ),
+    Claim(
+        "Plans",
+        "plan",
+        "simulates {} fleets on {} requests (6 s of load: fewer than a plan should rest on). It ends by its effort "
+        "and proves nothing. Bounds alone rule out little ({} of {} arrangements)",
+        plan_search,
+    ),
+    Claim(
+        "Lengths",
+        "lengths",
+        "Coverage within {} points; loss {} × that of all alike (geometric mean); p99 of Azure's code trace is {} "
+        "×: missed.",
+        lengths_result,
+    ),
+    Claim(
+        "What a choice costs",
+        "choose",
+        "One choice of `workload` takes {} µs among 16 instances and {} µs among 1,000: both targets met.",
+        choose_result,
+    ),
+    Claim(
+        "Admission",
+        "admission",
+        "{} to {} % of the admitted requests meet their targets in {} simulated overloads and on mocks. While a decode "
+        "instance slows down, {} % do; from five seconds after, which is what the target counts, {} % do. The target "
+        "of {} % is met in all {}. {} to {} points more of all arrivals attain than with neither of the two rules that "
+        "protect answers: met in all {}. The bound on lengths holds: {} points, target {}.",
+        admission_result,
+    ),
+    Claim(
+        "Chaos",
+        "chaos",
+        "{} of {} requests were served right, {} of {} by vllm-router.",
+        chaos_result,
+    ),
+    Claim(
+        "Bodies",
+        "bodies",
+        "Slowest `/health` {} ms; memory {} × a large body's size: both targets met.",
+        lambda _, targets: (each["value"] for each in of(targets, "slowest .*|memory .*")),
+    ),
+    Claim(
+        "Simulator",
+        "sim",
+        "A million requests took {} s and {} GB: both targets met.",
+        lambda _, targets: (targets[name]["value"] for name in ("wall_s", "peak_gb")),
+    ),
+    Claim(
+        "Prefixes",
+        "prefixes",
+        "Precision {} %, recall {} %, hit rate {} × the oracle's: all targets met.",
+        lambda _, targets: iter(
+            [
+                *(100 * targets[f"{name} at the small cache"]["value"] for name in ("precision", "recall")),
+                targets["hit rate to the oracle's"]["value"],
+            ]
+        ),
+    ),
+    Claim(
+        "Scaling",
+        "scaling",
+        "On seed 1 Baton attains in all {} cells. GPU-hours are within {} × the clairvoyant's in {} of {} cells, and "
+        "within {} × the best rival's in {} of {}: both targets missed.",
+        scaling_result,
+    ),
+    Claim(
+        README,
+        "defaults",
+        "mean TTFT of chats {} to {} × that of vllm-router's best policy on many instances, at most {} × in every "
+        "other case",
+        lambda _, targets: iter([*span(of(targets, f"{MANY}mean.*")), span(of(targets, ELSEWHERE))[1]]),
+    ),
+    Claim(
+        README,
+        "chaos",
+        "{} kinds of fault on mock engines: {} of {} requests served right, {} by vllm-router",
+        lambda figures, targets: iter([len(figures), *list(chaos_result(figures, targets))[:3]]),
+    ),
+    Claim(
+        README,
+        "handoff",
+        "TTFT {} to {} × that of one engine alone with prompts of 1,000 and 1,900 tokens, {} × with 250",
+        handoff_result,
+    ),
+    Claim(
+        README,
+        "plan",
+        "`baton plan`: {} of {} plans keep their promise on their trace",
+        lambda figures, targets: iter(list(plan_result(figures, targets))[:2]),
+    ),
+    Claim(
+        README,
+        "scaling",
+        "targets kept in {} of {} loads of one seed, with {} to {} × a clairvoyant's GPU-hours",
+        scaling_readme,
+    ),
+    Claim(
+        README,
+        "router",
+        "takes {} to {} × vllm-router's CPU per request with keys, admission and predictions on, {} to {} × with the "
+        "default policy, and {} to {} × with `least_load`",
+        router_readme,
+    ),
+    Claim(
+        "Hand over or not",
+        "breakeven",
+        "In {} of {} runs attainment is at most {} % below the better of always and never handing over; latency "
+        "without targets is {} to {} % below round robin's ({} % is the aim): all {} targets missed.",
+        breakeven_result,
+    ),
+    Claim(
+        "Hand over or not",
+        "breakeven",
+        "ServeGen on two pools is {} % ± {} % below never handing over, and Azure code on equal instances misses "
+        "for certain ({} % ± {} %).",
+        breakeven_misses,
+    ),
+)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: f"{claim.section}: {claim.sentence[:40]}")
+def test_a_sentence_says_what_the_published_figures_say(claim: Claim) -> None:
+    told = published(claim.bench)
+    expected = list(claim.figures(told["figures"], told["targets"]))
+    assert differences(sections()[claim.section], claim.sentence, expected) == []
+
+
+def test_another_figure_or_another_sentence_is_a_difference() -> None:
+    text = "It takes 0.63 × in three of 1,204 places."
+    assert differences(text, "takes {} × in {} of {} places", [0.634, 3, 1204]) == []
+    assert len(differences(text, "takes {} × in {} of {} places", [0.636, 4, 1205])) == 3
+    assert differences(text, "takes {} ×: met", [0.63]) == ["no such sentence: takes {} ×: met"]
+    assert up(1.6) == 2 and up(0.51, 1) == 0.6 and up(2.0) == 2
+
+
+# -- tables that are made from the files alone (those of `connectors` are compared in test_bench_handoff.py) --
+
+TABLES: Mapping[str, Callable[[Any], Sequence[Table]]] = {
+    "breakeven": breakeven.tables_of,
+    "compare": compare_tables.tables,
+    "plan": plan.tables,
+    "real": lambda figures: [table for name, found in figures.items() for table in real_tables.tables(found, name)],
+    "scaling": lambda figures: scaling.tables(figures["cells"])[:1],
+}
+
+
+@pytest.mark.parametrize("bench", TABLES)
+def test_tables_are_what_the_benchmark_makes_of_its_file(bench: str) -> None:
+    page = (DOCS / "benchmarks.md").read_text()
+    left = page.partition(f"<!-- {bench}: begin -->")[2].partition(f"<!-- {bench}: end -->")[0]
+    for table in TABLES[bench](published(bench)["figures"]):
+        assert table.markdown() in left, table.title
+        left = left.replace(table.markdown(), "")
+    assert "|" not in left, "a table that the benchmark does not make"
