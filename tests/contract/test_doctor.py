@@ -29,6 +29,24 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
     assert "ZeroDivisionError: by zero" in finding.found
 
 
+@pytest.mark.parametrize(
+    ("built", "verdict"),
+    [
+        ("'--enable-shared' '--prefix=/opt'", CheckVerdict.NOTE),
+        ("'--enable-optimizations' '--with-lto'", CheckVerdict.OK),
+        (None, CheckVerdict.OK),
+    ],
+    ids=["plain", "optimized", "not told"],
+)
+def test_a_python_without_optimizations_is_noted(
+    monkeypatch: pytest.MonkeyPatch, built: str | None, verdict: CheckVerdict
+) -> None:
+    monkeypatch.setattr(checks.sysconfig, "get_config_var", lambda _: built)
+    finding = checks.check_python(find_hardware())
+    assert finding.verdict is verdict
+    assert ("--enable-optimizations" in finding.found) == (verdict is CheckVerdict.NOTE)
+
+
 def test_missing_lscpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen on a real machine: without lscpu, vLLM's CPU worker dies 30 s after its start."""
     monkeypatch.setattr(checks.shutil, "which", lambda _: None)
