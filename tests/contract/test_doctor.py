@@ -41,7 +41,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_python_without_optimizations_is_noted(
     monkeypatch: pytest.MonkeyPatch, built: str | None, verdict: CheckVerdict
 ) -> None:
-    monkeypatch.setattr(checks.sysconfig, "get_config_var", lambda _: built)
+    monkeypatch.setattr("sysconfig.get_config_var", lambda _: built)
     finding = checks.check_python(find_hardware())
     assert finding.verdict is verdict
     assert ("--enable-optimizations" in finding.found) == (verdict is CheckVerdict.NOTE)
