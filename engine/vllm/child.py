@@ -321,10 +321,8 @@ class EngineProcess:
             lines = self._log.new_lines()
             reached, drafts = stage_after(lines, told, drafts=drafts)
             if reached != told:
-                told = reached
-                self._feed(Reached(epoch, told))
-            because = hangs(lines)
-            if because is not None:
+                self._feed(Reached(epoch, told := reached))
+            if (because := hangs(lines)) is not None:
                 self._feed(StartHangs(epoch, because))
             # RuntimeError: no thread can be started now. That is no reason to end the engine: the next look tries it.
             with contextlib.suppress(Unwell, RuntimeError):
