@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import json
@@ -29,6 +30,7 @@ STOP_S = 5.0
 
 _PORTS = HeldPorts()
 """Held until this process ends."""
+atexit.register(_PORTS.__exit__, None, None, None)
 
 _LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
