@@ -33,7 +33,7 @@ class Demo:
     prompt_tokens: int = 0
     """Tokens of the question, by the engine's count."""
     pulled: int = 0
-    """Prompt tokens of the question whose KV the decode engines pulled from a prefill engine, by their own count."""
+    """Prompt tokens of the question that the decode engines pulled from a prefill engine, by their own count."""
     proven: int = 0
     """Tokens that they pulled besides: the router's prompts that prove pairs of engines (docs/connector.md)."""
 

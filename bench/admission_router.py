@@ -7,24 +7,16 @@ python -m bench.admission_router router …        with the words of `baton rout
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from baton import cli, compiled
-
-if TYPE_CHECKING:
-    from router.scheduler.scheduler import Scheduler
-
-
-def without_rules(scheduler: Scheduler) -> None:
-    """Take both rules from a scheduler, as `sim.experiments.overload.run` does."""
-    inflight = scheduler.view.all().inflight
-    inflight.margins.shed.step = inflight.first_margins.step = 0.0
-    scheduler.scoring.shed_weight = 1.0
 
 
 def main() -> int:
     """Run the command line; routers that it starts have no rules."""
-    from router.api import server  # noqa: PLC0415 - when it is known whether compiled modules are used
+    # When it is known whether compiled modules are used.
+    from router.api import server  # noqa: PLC0415
+    from sim.experiments.overload import without_rules  # noqa: PLC0415
 
     made = vars(server)["scheduler_of"]
 

@@ -56,7 +56,7 @@ def figures(rows: Sequence[dict[str, Any]], plan: str) -> dict[str, Any]:
     cells = [_with_ratios(row) for row in rows]
     counted = [cell for cell in cells if any(rates(cell, "ours")) or any(rates(cell, "rival_admitted"))]
     over = [cell["over_admitted"]["blind"] for cell in counted if cell["over_admitted"]]
-    looked_at = [cell["over_admitted"]["mean"] for cell in counted if cell["over_admitted"]]
+    everywhere = [cell["over_admitted"]["mean"] for cell in counted if cell["over_admitted"]]
     closed = [cell["gap_closed"] for cell in counted if cell["gap_closed"] is not None]
     least = [_least(cell) for cell in counted]
     return {
@@ -67,8 +67,8 @@ def figures(rows: Sequence[dict[str, Any]], plan: str) -> dict[str, Any]:
         "geometric_mean_over_admitted": round(math.exp(float(np.mean(np.log(over)))), 3)
         if over and min(over)
         else None,
-        "geometric_mean_all_windows": round(math.exp(float(np.mean(np.log(looked_at)))), 3)
-        if looked_at and min(looked_at)
+        "geometric_mean_all_windows": round(math.exp(float(np.mean(np.log(everywhere)))), 3)
+        if everywhere and min(everywhere)
         else None,
         "share_ahead_of_admitted": _share(each >= 1 for each in over),
         "least_ratio": round(min(least), 3) if least else None,

@@ -21,6 +21,7 @@ from loadgen.arrival import Arrival
 from loadgen.report import Targets
 from router.core.values import Promise
 from router.fleet.view import FleetView
+from router.scheduler.scheduler import Scheduler
 from router.scheduler.scoring.policies import POLICIES
 from sim.experiments.systems import EqualInstances, Shelf
 from sim.faults import Fault, Faults
@@ -108,6 +109,15 @@ SCENARIOS: Final = (
 )
 
 
+def without_rules(scheduler: Scheduler, *, learns: bool = False, weighs: bool = False) -> None:
+    """Take rules from a scheduler; the arguments are those of `run`."""
+    if not learns:
+        inflight = scheduler.view.all().inflight
+        inflight.margins.shed.step = inflight.first_margins.step = 0.0
+    if not weighs:
+        scheduler.scoring.shed_weight = 1.0
+
+
 def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True, weighs: bool = True) -> Result:
     """One run. `learns`: margins follow what was missed; else they stay the widest. `weighs`: prompts of classes that
     refuse count answers that they make late `SHED_WEIGHT` times; else once.
@@ -118,12 +128,8 @@ def run(scenario: Overload, shelf: Shelf, seed: int, *, learns: bool = True, wei
     members, policy = shelf.members(MODEL, pools), POLICIES["workload"]
     promises = {name: replace(each, lengths_within=scenario.within) for name, each in PROMISES.items()}
     world = World(members, settings, policy=policy, model=MODEL, promises=promises, view=view)
-    if not learns:
-        inflight = world.view.all().inflight
-        inflight.margins.shed.step = inflight.first_margins.step = 0.0
-    if not weighs:
-        for front in world.fronts:
-            front.scheduler.scoring.shed_weight = 1.0
+    for front in world.fronts:
+        without_rules(front.scheduler, learns=learns, weighs=weighs)
     if scenario.slow:
         name = next(each.name for each in world.instances if each.name == scenario.slow)
         slow = Fault(at_s=scenario.middle_s, kind="slow", instance=name, duration_s=1e6, factor=SLOWER)
