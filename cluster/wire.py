@@ -89,7 +89,7 @@ and draw a token of its own. Engines of earlier versions tell, and do not say so
 
 CACHED_ONLY = "baton_cached_only"
 """Baton's own key among the transfer fields, true on a *source leg*. The engine then holds as much of the prompt as its
-KV cache has, and computes none of the rest."""
+KV cache and the tiers below it have, and computes none of the rest."""
 
 FROM_CACHE = "baton_from_cache"
 """Baton's own key among the transfer fields, true in a source leg's hold. Such a hold is a prompt's beginning that was
@@ -265,7 +265,7 @@ def prefill_body(
 
 
 def source_fields(body: Mapping[str, Any], *, transfer: TransferId) -> dict[str, Any]:
-    """The fields of a source leg (`CACHED_ONLY`): as `prefill_fields`, and nothing that the cache lacks is computed."""
+    """The fields of a source leg (`CACHED_ONLY`): as `prefill_fields`, and nothing is computed but the last token."""
     leg = prefill_fields(body, transfer=transfer)
     leg["kv_transfer_params"][CACHED_ONLY] = True
     return leg

@@ -398,11 +398,12 @@ class FleetSnapshot(Sequence[InstanceView]):
         bit = 1 << view.row
         self.sharing = self.sharing | bit if takes_part else self.sharing & ~bit
 
-    def sources(self, match: Match, wanted: Wanted) -> list[tuple[int, int]]:
-        """At most `SOURCES_MAX` rows that share, have free places for legs, and hold a beginning of the prompt. Each as
-        the number of chunks that it holds and the row, the most chunks first.
+    def sources(self, match: Match, wanted: Wanted) -> list[tuple[int, int, float]]:
+        """At most `SOURCES_MAX` rows that share, have free places for legs, and hold a beginning of the prompt, the
+        most chunks first. Each as the number of chunks that it holds, the row, and the time to load those that are in a
+        tier below its KV cache, in times to compute a chunk.
         """
-        found: list[tuple[int, int]] = []
+        found: list[tuple[int, int, float]] = []
         columns = self.columns
         for chunks, bits in match.levels:
             left = bits & self.sharing
@@ -412,9 +413,10 @@ class FleetSnapshot(Sequence[InstanceView]):
                 limit = columns.limits(wanted.routers).item(row)
                 # Two places must be free: the source may be the decode instance of the pair, too.
                 if columns.inflight.item(row) + 1 < limit and self._rows[row].id not in wanted.excluded:
-                    # A source leg looks into the KV cache alone: what is in a tier is not pulled by others.
-                    held = chunks if self.prefixes is None else self.prefixes.in_cache(row, wanted.prefix, chunks)
-                    found.append((held, row))
+                    held, loads = chunks, 0.0
+                    if self.prefixes is not None:
+                        held, loads = self.prefixes.held_by(row, wanted.prefix, chunks)
+                    found.append((held, row, loads))
         return sorted(found, reverse=True)
 
     def shares(self, source: int, row: int, wanted: Wanted) -> bool:

@@ -122,7 +122,15 @@ class HeldChunks:
             for name in list(islice(tier.names, max(0, over))):
                 del tier.names[name]
 
-    def effective(self, chunks: Sequence[int], count: int) -> int:
+    def beginning(self, chunks: Sequence[int]) -> int:
+        """How many of a prompt's leading chunks it has, in any tier."""
+        entries = self.entries
+        for number, name in enumerate(chunks):
+            if name not in entries:
+                return number
+        return len(chunks)
+
+    def effective(self, chunks: Sequence[int], count: int) -> float:
         """What the first `count` chunks are worth, in chunks of the KV cache. An upper tier has a beginning of them, as
         ends are evicted first.
         """
@@ -133,7 +141,7 @@ class HeldChunks:
             edge = count if last else self.upper[number + 1].beginning(chunks, count)
             found += worth * max(0, edge - before)
             before = max(before, edge)
-        return int(found)
+        return found
 
     def keep_in(self, tiers: Sequence[tuple[float, float]]) -> None:
         """There are tiers below the KV cache (`PrefixCacheIndex.keeps`)."""
@@ -211,10 +219,8 @@ class HeldChunks:
         while expected < len(chunks) and chunks[expected] in self.entries:
             expected += 1
         if had + (_slack(expected) if tokens else 0) < expected:
-            for name in chunks[had:]:
-                if self.upper:  # it may still be in a lower tier
-                    self.upper[0].names.pop(name, None)
-                elif name in self.entries:
+            for name in chunks[had:]:  # a source leg looks into the tiers, too
+                if name in self.entries:
                     self._drop(name)
         self.used(chunks[:had], now)
 

@@ -142,12 +142,16 @@ class PrefixCacheIndex:
         self._tiered |= 1 << row
         held.keep_in(tiers)
 
-    def in_cache(self, row: int, chunks: Sequence[int], count: int) -> int:
-        """How many leading chunks of a prompt are in an instance's KV cache itself, not in a tier below it. `count`:
-        the number that `match` gives for the instance, which is the result if it has no tiers.
+    def held_by(self, row: int, chunks: Sequence[int], count: int) -> tuple[int, float]:
+        """How many leading chunks of a prompt an instance holds in its KV cache and the tiers below it, and the time to
+        load the latter, in times to compute a chunk there. `count`: the number that `match` gives for the instance,
+        which is the first result if it has no tiers.
         """
         held = self._held.get(row)
-        return count if held is None or not held.upper else held.upper[0].beginning(chunks, len(chunks))
+        if held is None or not held.upper:
+            return count, 0.0
+        found = held.beginning(chunks)
+        return found, max(0.0, found - held.effective(chunks, found))
 
     def _priced(self, levels: list[tuple[int, int]], chunks: Sequence[int]) -> list[tuple[int, int]]:
         """The same levels, with chunks in lower tiers counted as what they save."""
@@ -159,7 +163,7 @@ class PrefixCacheIndex:
             while tiered:
                 row = tiered.bit_length() - 1
                 tiered ^= 1 << row
-                worth = self._held[row].effective(chunks, count)
+                worth = int(self._held[row].effective(chunks, count))
                 if worth:
                     found[worth] = found.get(worth, 0) | 1 << row
         return sorted(found.items(), reverse=True)

@@ -92,7 +92,8 @@ by its name) in practice, and one NVMe disk on four lanes. Assumed, not measured
 
 TIER_WORTH: Final = 0.9
 """`Speed.tier_worth` where a token's bytes are not known. Seen with vLLM 0.32 on CPU and a model of 2 KiB a token:
-1,800 tokens came back from either tier in 0.02 to 0.1 of their prefill."""
+1,800 tokens came back in 0.11 to 0.16 of their prefill's time from host memory, in 0.14 to 0.26 from disk, and in 0.05
+to 0.10 from the KV cache itself (docs/tiers.md)."""
 
 
 def _unknown() -> Make:

@@ -6,6 +6,7 @@ The cache of each engine has 24 blocks. A prompt of 1,800 tokens takes 15, so th
 from __future__ import annotations
 
 import importlib.util
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from support.random_models import LETTERS
 from bench import pair
 from bench.pair import Engines, Running
 from cluster import wire
+from cluster.ids import RequestId, TransferId
 from cluster.instance import Role
 from engine.tiny import model_path
 from engine.vllm.tiers import FOLDER_PREFIX, Tiers
@@ -36,6 +38,9 @@ LEAST = {"host": 0.2, "disk": 0.25}
 """The most time that an evicted prompt may take, as a share of its cold time to the first token. The aim is 0.15 for
 both, which host memory meets in most runs, and disk misses (docs/tiers.md). On a GPU this model computes a prompt in
 the time of two answers, so that shares say nothing."""
+LEAST_BY_PEER = 0.5
+"""The same for a prompt that another engine's tier has: two legs, a load there, and a pull."""
+BLOCK = 128
 ROLES = {"p": Role.PREFILL, "d": Role.DECODE}
 
 
@@ -74,7 +79,8 @@ class Tiered(Engines):
 
 
 def body(number: int, tokens: int = TOKENS) -> dict[str, Any]:
-    prompt = [97 + (at * 7 + at * at * number + number) % 26 for at in range(tokens)]
+    chance = random.Random(number)
+    prompt = [chance.randrange(97, 123) for _ in range(tokens)]
     return {"model": "tiny", "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True,
             "allowed_token_ids": LETTERS}  # fmt: skip
 
@@ -112,6 +118,56 @@ def test_an_evicted_prompt_comes_back(engines: Tiered, name: str) -> None:
         assert engines.text(name, prompts[0]) == alone
     print(f"{engines.kind}, {name}: {shares}, from the KV cache {cached}")
     assert device.gpus() or sorted(shares)[1] <= LEAST[engines.kind], shares
+
+
+@pytest.mark.parametrize("way", ["pd", "dp"])
+def test_a_peer_pulls_what_a_tier_has(engines: Tiered, way: str) -> None:
+    """A source leg brings an evicted prompt back from its engine's tier, all of its whole blocks, and another engine
+    pulls them. Both legs are timed together; of five turns the best counts, because other processes share the cores.
+    """
+    there, here = way
+    shares, told = [], []
+    for turn in range(5):
+        prompts = [body(5000 + 100 * turn + number + (50 if way == "dp" else 0)) for number in range(5)]
+        asked = prompts[0]
+        cold = engines.first_token_s(here, {**asked, "cache_salt": f"cold {turn}"})
+        alone = engines.text(here, {**asked, "cache_salt": f"alone {turn}"})
+        for each in prompts:
+            engines.first_token_s(there, each)
+        for other in prompts[1:3]:
+            engines.first_token_s(here, other)
+        began = time.monotonic()
+        name = TransferId(RequestId(f"source-{way}-{turn}"), 1, 0)
+        held = wire.read_transfer(engines.answer(there, {**asked, **wire.source_fields(asked, transfer=name)}))
+        source_s = time.monotonic() - began
+        assert held is not None and held.is_from_cache
+        assert held.tokens == (TOKENS - 1) // BLOCK * BLOCK, "none of it was in the KV cache"
+        before = load(engines.url(here)).external_kv_tokens
+        leg = engines.answer(here, wire.prefill_body(asked, source=held))
+        both_s = time.monotonic() - began
+        shares.append(both_s / cold)
+        told.append(f"{cold * 1000:.0f} {source_s * 1000:.0f} {both_s * 1000:.0f}")
+        whole = wire.read_transfer(leg)
+        assert whole is not None and whole.tokens == TOKENS
+        within(5, lambda until=before + held.tokens: load(engines.url(here)).external_kv_tokens == until)
+        assert engines.text(there, wire.decode_body({**asked, "cache_salt": f"other {turn}"}, whole)) == alone
+        assert engines.text(here, asked) == alone
+    print(f"{engines.kind}, {way}: {shares}; ms cold, source leg, both legs: {told}")
+    for each in "pd":
+        within(10, lambda each=each: knock(engines.door(each), {"ask": "state"})["holds"] == 0)
+        assert knock(engines.door(each), {"ask": "state"})["recomputed_tokens"] == 0
+    assert device.gpus() or min(shares) <= LEAST_BY_PEER, shares
+
+
+def test_a_source_leg_for_what_no_tier_has(engines: Tiered) -> None:
+    """It computes one token, and holds nothing."""
+    asked = body(9000)
+    name = TransferId(RequestId("nothing"), 1, 0)
+    told = engines.answer("p", {**asked, **wire.source_fields(asked, transfer=name)})
+    assert wire.read_transfer(told) is None and told["usage"]["prompt_tokens"] == TOKENS
+    within(10, lambda: knock(engines.door("p"), {"ask": "state"})["holds"] == 0)
+    counts = knock(engines.door("p"), {"ask": "state"})["counts"]
+    assert counts["asked as a source, and had nothing"] == 1
 
 
 def test_forty_hand_overs_beside_a_tier(engines: Tiered) -> None:

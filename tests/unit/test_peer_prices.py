@@ -152,17 +152,36 @@ def test_which_peers_may_be_a_source() -> None:
     assert not fleet.shares(1, 0, wanted), "d1 is down"
 
 
-def test_what_a_tier_has_is_not_pulled() -> None:
-    """A source leg looks into the KV cache alone."""
+@pytest.mark.parametrize(("worth", "asked"), [(0.97, True), (0.9, True), (0.1, False)])
+def test_what_a_tier_has_is_pulled_for_the_price_of_its_loading(worth: float, asked: bool) -> None:
+    """A source leg loads it first; if that takes as long as to compute it, nothing is pulled."""
     made = sharing(P, D)
     fleet = made.all()
     assert fleet.prefixes is not None
     row = made.get(InstanceId("d1")).row
     has(made, "d1")
-    fleet.prefixes.keeps(row, ((1e9, 0.99),))
+    in_cache = prices_of(fleet, long()).source_at(0)
+    fleet.prefixes.keeps(row, ((1e9, worth),))
     fleet.prefixes._held[row].upper[0].names.clear()
-    assert fleet.prefixes.match(CHUNKS).chunks_of(row) > 50
-    assert prices_of(fleet, long()).source_at(0) is None
+    source = prices_of(fleet, long()).source_at(0)
+    assert (source is not None) == asked
+    if source is not None and in_cache is not None:
+        assert source.tokens == in_cache.tokens == 60 * 64, "whatever it is worth, so much is pulled"
+        whole_ms = prices_of(sharing(P, D).all(), long()).prompt_at(0)
+        assert source.leg_ms - in_cache.leg_ms == pytest.approx((1 - worth) * whole_ms * 60 / 64, rel=0.05)
+
+
+def test_what_no_tier_has_is_forgotten() -> None:
+    """A source leg looks into all tiers: what it does not find is nowhere."""
+    made = sharing(P, D)
+    fleet = made.all()
+    assert fleet.prefixes is not None
+    row = made.get(InstanceId("d1")).row
+    has(made, "d1")
+    fleet.prefixes.keeps(row, ((1e9, 0.9),))
+    fleet.prefixes._held[row].upper[0].names.clear()
+    made.handle(SourceSaid(InstanceId("d1"), CHUNKS, 64.0, 20 * 64, 1.0), 1.0)
+    assert fleet.prefixes.held_by(row, CHUNKS, 64) == (20, 0.0), "it has loaded what it had"
 
 
 def test_neither_speed_nor_cache_is_learned_from_a_prompt_with_a_source() -> None:

@@ -1,15 +1,85 @@
-"""A source leg: the engine holds what its KV cache has of a prompt, so that a peer can pull it, and computes one token.
+"""A source leg: the engine holds what it has of a prompt, so that a peer can pull it, and computes one token.
 
 vLLM has no request that only looks into the cache. It has one that is cut before it is scheduled: its own connector
 does so with prompts of hybrid models (``NixlBaseConnectorScheduler._truncate_request_for_prefill``). So a source leg is
 cut to the cached blocks and the token after them, which vLLM computes in one step. Its hold has the cached blocks only.
+
+Where vLLM's offloading has tiers below the KV cache, the leg is cut later: when vLLM asks how much of the prompt can be
+loaded (`SourceLegs.looked_up`), because a look-up in a tier of files takes several steps. vLLM then loads what the
+tiers have, as for any request.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from typing import Any, Final
 
-from cluster.wire import FROM_CACHE
+from cluster.wire import CACHED_ONLY, FROM_CACHE
+
+
+class SourceLegs:
+    """The source legs of one engine, until they are cut."""
+
+    def __init__(self, core: Any, block_size: int, groups: int, counts: Counter[str]) -> None:
+        """Legs are counted in `counts`.
+
+        Args:
+            core: vLLM's engine core; None: it was not found.
+            block_size: tokens in a block.
+            groups: the number of the KV cache's groups of layers. With several, what one group has may be of no use, so
+                tiers are left out.
+            counts: where legs are counted.
+        """
+        self._core: Final = core
+        self._block_size: Final = block_size
+        self._one_group: Final = groups == 1
+        self._counts: Final = counts
+
+    def arrived(self, request: Any) -> None:
+        """Cut a new source leg to what the KV cache has, unless there are tiers to look into."""
+        if self._one_group and request.prompt_embeds is None and _tiers(self._core) is not None:
+            _cut(request, _before_media(request, len(request.prompt_token_ids)), self._block_size)
+            return
+        self._count(cut_to_cached(request, self._core, self._block_size))
+
+    def looked_up(self, request: Any, cached: int) -> bool:
+        """Cut a source leg to what the KV cache and the tiers have. Returns whether the tiers know that already: if
+        not, vLLM asks again at its next step.
+
+        Args:
+            request: vLLM's. One that was cut before is cut again, if the tiers have dropped something meanwhile.
+            cached: the prompt's tokens that are in the KV cache, a whole number of blocks.
+        """
+        tiers = _tiers(self._core)
+        if tiers is None or not self._one_group:
+            return True
+        more = tiers.tokens_below(request, cached)
+        if more is None:
+            return False
+        _cut(request, cached + more, self._block_size)
+        return True
+
+    def ended(self, request: Any) -> bool:
+        """A source leg that was cut by `looked_up` has ended. Returns whether it had anything to hold."""
+        had = int(request.num_prompt_tokens) // self._block_size
+        if self._one_group and _tiers(self._core) is not None:
+            self._count(had)
+        return had > 0
+
+    def _count(self, had: int) -> None:
+        self._counts["asked as a source" if had else "asked as a source, and had nothing"] += 1
+
+
+def is_source(request: Any) -> bool:
+    """Whether a request is a source leg that asks for a hold."""
+    fields = request.kv_transfer_params
+    return isinstance(fields, dict) and bool(fields.get("do_remote_decode") and fields.get(CACHED_ONLY))
+
+
+def _tiers(core: Any) -> Any:
+    """vLLM's offloading beside this connector; None: there is none."""
+    connectors = () if core is None else getattr(core.scheduler.connector, "sub_connectors", ())
+    return next((each for each in connectors if hasattr(each, "tokens_below")), None)
 
 
 def cut_to_cached(request: Any, core: Any, block_size: int) -> int:
@@ -24,20 +94,30 @@ def cut_to_cached(request: Any, core: Any, block_size: int) -> int:
     """
     had = 0
     if core is not None and request.prompt_token_ids is not None and request.prompt_embeds is None:
-        had = int(core.scheduler.kv_cache_manager.get_computed_blocks(request)[1])
-        # A picture's place is not cut in two: its end would be computed without its beginning.
-        first = min([each.mm_position.offset for each in request.mm_features or ()], default=had)
-        had = min(had, first) // block_size * block_size
+        had = _before_media(request, int(core.scheduler.kv_cache_manager.get_computed_blocks(request)[1]))
+        had = had // block_size * block_size
     if not had:
         request.kv_transfer_params = None
     if request.prompt_token_ids is not None:
-        keep = had + 1
-        del request.prompt_token_ids[keep:], request._all_token_ids[keep:]  # noqa: SLF001 - as vLLM's connector does
-        request.num_prompt_tokens = len(request.prompt_token_ids)
-        request.mm_features = []
-        request.block_hashes.clear()
-        request.update_block_hashes()
+        _cut(request, had, block_size)
     return had
+
+
+def _before_media(request: Any, tokens: int) -> int:
+    """A picture's place is not cut in two: its end would be computed without its beginning."""
+    return min([tokens, *(int(each.mm_position.offset) for each in request.mm_features or ())])
+
+
+def _cut(request: Any, tokens: int, block_size: int) -> None:
+    """Leave the whole blocks of a prompt's first `tokens`, and the token after them."""
+    keep = tokens // block_size * block_size + 1
+    if keep >= len(request.prompt_token_ids):
+        return
+    del request.prompt_token_ids[keep:], request._all_token_ids[keep:]  # noqa: SLF001 - as vLLM's connector does
+    request.num_prompt_tokens = len(request.prompt_token_ids)
+    request.mm_features = []
+    request.block_hashes.clear()
+    request.update_block_hashes()
 
 
 def only_whole_blocks(fields: dict[str, Any], block_size: int) -> None:

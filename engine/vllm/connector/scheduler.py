@@ -15,13 +15,13 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
 
-from cluster.wire import ADAPTER, CACHED_ONLY, FIRST_TOKEN, TRANSFER
+from cluster.wire import ADAPTER, FIRST_TOKEN, TRANSFER
 from decode.peers import ProducerPeers
 from decode.pulls import Pulls, worth_pulling
 from decode.rank_links import RankLinks
 from engine.vllm.adapters import Adapters
 from engine.vllm.connector.agent_socket import AgentSocket, held_state
-from engine.vllm.connector.cached import cut_to_cached, only_whole_blocks
+from engine.vllm.connector.cached import SourceLegs, is_source, only_whole_blocks
 from engine.vllm.connector.early import EarlyHandoffs
 from engine.vllm.connector.idling import Idling
 from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
@@ -52,6 +52,9 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._adapters = Adapters(adapter_of, adapter_marks)
         self._counts: Counter[str] = Counter()
         self._idling = Idling()
+        self._sources = SourceLegs(
+            self._idling.core, self.block_size, len(kv_cache_config.kv_cache_groups), self._counts
+        )
         self._socket = AgentSocket(
             None if door is None else door_of(door, rank_in(vllm_config)),
             self.engine_id,
@@ -93,9 +96,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if self._early.opened(request):
             return  # it has no fields of a hold yet
         self._unpin_others(request)
-        if _holds(request) and request.kv_transfer_params.get(CACHED_ONLY):
-            had = cut_to_cached(request, self._idling.core, self.block_size)
-            self._counts["asked as a source" if had else "asked as a source, and had nothing"] += 1
+        if is_source(request):
+            self._sources.arrived(request)
         super().on_new_request(request)
         if _holds(request):
             # Read now, and compared with the files once the prompt is computed.
@@ -125,6 +127,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._hear()
             if self._early.waits(request.request_id):
                 return None, False
+        if is_source(request):
+            return (0 if self._looked_up(request, num_computed_tokens) else None), False
         fields = request.kv_transfer_params
         if not fields or not fields.get("do_remote_prefill"):
             return 0, False
@@ -142,6 +146,13 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         # Of a hold longer than the prompt, the worker reads only the prompt's blocks (`worker._aligned`).
         tokens = worth_pulling(pull.tokens, prompt, num_computed_tokens)
         return tokens, tokens > 0
+
+    def _looked_up(self, request: Any, cached: int) -> bool:
+        """Whether it is known what tiers have of a source leg's prompt, to which it is cut then."""
+        known = self._sources.looked_up(request, cached)
+        if known and self._vouched is not None:
+            self._vouched.begin(request)  # its blocks are those that are left
+        return known
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Note the blocks to read into, which vLLM has just allocated, if the request needs any."""
@@ -167,7 +178,9 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if not _holds(request):
             passed: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
             return passed
-        held, fields = super().request_finished(request, block_ids) if self._holds.wanted(mine) else (False, None)
+        source = is_source(request)
+        wanted = self._holds.wanted(mine) and (not source or self._sources.ended(request))
+        held, fields = super().request_finished(request, block_ids) if wanted else (False, None)
         if self._vouched is not None:
             self._vouched.end(mine)
         if not held or fields is None:
@@ -182,7 +195,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             fields[ADAPTER] = adapter
         if slot is not None:
             fields[FIELD] = slot.field()
-        if request.kv_transfer_params.get(CACHED_ONLY):
+        if source:
             only_whole_blocks(fields, self.block_size)
         else:  # also without a slot: the early leg learns that nothing would confirm the pull, and does not wait
             self._ready(self._early.filled(request, fields))

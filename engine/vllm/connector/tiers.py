@@ -33,6 +33,13 @@ class BatonOffloading(OffloadingConnector):  # type: ignore[misc]
     prompt's bytes under the former prompt's hash.
     """
 
+    def tokens_below(self, request: Any, cached: int) -> int | None:
+        """How many of a prompt's tokens the tiers have beyond the `cached` ones that are in the KV cache. None: they
+        look for them, and know it at a later step.
+        """
+        found: int | None = self.get_num_new_matched_tokens(request, cached)[0]
+        return found
+
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Fence the blocks that a request was given, before the step's copies are chosen. Blocks with a hash are
         shared, so nothing is written into them.

@@ -219,7 +219,7 @@ class RowTimes:
         step_model, speeds = fleet.inflight.step_model, fleet.inflight.step_model.rows
         for at, row in enumerate(rows, first):
             own, own_ms = match.chunks_of(row), self.prompt[at]
-            for chunks, source in sources:
+            for chunks, source, loads in sources:
                 if chunks <= own:
                     break
                 cached = of.held(chunks)
@@ -227,7 +227,7 @@ class RowTimes:
                 ms = speeds[row].prefill_factor * ms + fleet.inflight.rows[row].beside * steps
                 if ms > own_ms * (1.0 - CLEAR) or ms > own_ms - LEAST_MS or not fleet.shares(source, row, of.wanted):
                     continue
-                leg_ms = _source_ms(fleet, source, now)
+                leg_ms = _source_ms(fleet, source, now) + _load_ms(of, source, loads)
                 pull_ms = _pull_ms(fleet, source, row, cached - of.held(own), now)
                 ms += leg_ms + fleet.inflight.source_delay.ms(now) + pull_ms
                 if ms <= own_ms * (1.0 - CLEAR) and ms <= own_ms - LEAST_MS:
@@ -279,6 +279,15 @@ def _source_ms(fleet: FleetSnapshot, source: int, now: float) -> float:
     there = fleet.inflight.rows[source]
     wait = max(0.0, there.ends - now * 1000.0)
     return wait + PULL_MS + there.step * (2 if there.decoding else 1)
+
+
+def _load_ms(of: Figures, source: int, chunks: float) -> float:
+    """The time for a source to load from its tiers what takes as long as to compute `chunks` of the prompt's chunks."""
+    if not chunks:
+        return 0.0
+    step_model = of.fleet.inflight.step_model
+    speed, tokens = step_model.rows[source], min(of.tokens, max(1, int(chunks * of.wanted.prefix_block_tokens)))
+    return speed.prefill_factor * step_model.of_prompt_by_make(of.tokens)[speed.kind][0] * tokens / of.tokens
 
 
 def _pull_ms(fleet: FleetSnapshot, source: int, row: int, tokens: int, now: float) -> float:
