@@ -47,8 +47,10 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._holds = Holds(Slots(SLOTS, secrets.token_bytes(32)))
         self._pulls = Pulls(ProducerPeers(), reads=reads_peers(vllm_config.kv_transfer_config))
         self._links = RankLinks(vllm_config.parallel_config.tensor_parallel_size)
-        self._early = EarlyHandoffs(self._pulls.peers)
         self._vouched = VouchedPrompts(self.block_size) if options.get("digests") else None  # digests are off
+        # Digests are written when a prompt is complete, and a pull compares all its blocks: no parts.
+        parts = reads_peers(vllm_config.kv_transfer_config) and self._vouched is None
+        self._early = EarlyHandoffs(self._pulls.peers, self.block_size, reads_parts=parts)
         self._adapters = Adapters(adapter_of, adapter_marks)
         self._counts: Counter[str] = Counter()
         self._idling = Idling()
@@ -101,6 +103,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             # Read now, and compared with the files once the prompt is computed.
             self._adapters.asked(request.lora_request)
             self._holds.begin(request.request_id, name_in(request.kv_transfer_params), time.monotonic())
+            self._early.prefills(request, name_in(request.kv_transfer_params))
             if self._vouched is not None:
                 self._vouched.begin(request)
 
@@ -124,7 +127,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if self._early.waits(request.request_id):
             self._hear()
             if self._early.waits(request.request_id):
-                return None, False
+                tokens = self._early.reads(request, num_computed_tokens, self._idling.core)
+                return (tokens, True) if tokens else (None, False)
         fields = request.kv_transfer_params
         if not fields or not fields.get("do_remote_prefill"):
             return 0, False
@@ -145,6 +149,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Note the blocks to read into, which vLLM has just allocated, if the request needs any."""
+        if self._early.reserved(request, blocks, num_external_tokens):
+            return
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         now, entry = time.monotonic(), self._reqs_need_recv.get(request.request_id)
         if entry is None or not entry[3]:  # the request waits for no pull
@@ -209,6 +215,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         }
         meta = BatonMetadata(super().build_connector_meta(scheduler_output))
         meta.expected = expected
+        meta.parts, meta.parts_over = self._early.blocks.take()
+        meta.number = self._early.step(scheduler_output)
         meta.vouched = {} if self._vouched is None else self._vouched.step(scheduler_output)
         meta.introductions, meta.forgotten = introductions, forgotten
         meta.orders = self._holds.take_orders()
@@ -218,13 +226,20 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """Take what has come from other engines. Returns whether that was the hold of an early leg."""
         ready = self._early.hear()
         self._ready(ready)
-        return bool(ready)
+        return bool(ready) or self._early.has_parts
 
     def _ready(self, requests: list[Any]) -> None:
         """The holds of these early legs are there."""
         for request in requests:
             self._unpin_others(request)
             super().on_new_request(request)  # from here on P is asked to hold
+            place = self._early.place(request)
+            if place is not None:  # it has its blocks, some of them read: the pull of the rest
+                fields = request.kv_transfer_params
+                fields["do_remote_prefill"] = False
+                tokens = len(request.prompt_token_ids) - place.cached * self.block_size
+                self._pulls.allocated(request.request_id, fields["remote_engine_id"], tokens, time.monotonic())
+                self._reqs_need_recv[request.request_id] = (request, (list(place.local),), (place.cached,), True)
 
     def _take_asked(self) -> tuple[tuple[Introduce, ...], tuple[str, ...]]:
         """The agent's introductions and the engines to forget since the last step. Of one engine that was both
@@ -256,6 +271,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if (
             scheduler_output.total_num_scheduled_tokens
             or self._pulls.under_way
+            or self._early.blocks.busy
             or self._holds.has_orders
             or self._reqs_need_recv
             or self._socket.waits
@@ -270,12 +286,16 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         now, told = time.monotonic(), connector_output.kv_connector_worker_meta
         if isinstance(told, WorkerReport):
             self._counts += told.counts
+            self._early.computed(told.step)
+            for engine, (blocks, seconds) in told.took.items():
+                self._early.blocks.rates.saw(engine, blocks * self.block_size, seconds)
             for engine, link in self._links.told(told.peers).items():
                 self._pulls.peers.stands(engine, link)
             for request, because in told.ended.items():
                 self._pulls.said(request, because)
         for request in connector_output.finished_recving or ():
             self._pulls.ended(request, now, failed=request in connector_output.failed_recving)
+            self._early.blocks.ended(request)
         if connector_output.finished_sending:
             self._idling.news()
         for request in connector_output.finished_sending or ():
