@@ -193,9 +193,10 @@ class EarlyLegs:
         leg = self._legs.get(request)
         return "" if leg is None else leg.engine
 
-    def reserved(self, request: str) -> None:
-        """The engine has given a waiting leg its blocks."""
-        self._move(request, self._legs[request], EarlyCause.RESERVED)
+    def reserved(self, request: str) -> bool:
+        """The engine has given a request blocks. Returns whether it is an early leg that waits."""
+        leg = self._legs.get(request)
+        return leg is not None and self._move(request, leg, EarlyCause.RESERVED)
 
     def take_abandoned(self) -> list[str]:
         """The legs that are not to read any more, once each."""

@@ -126,8 +126,15 @@ class EarlyReads:
         """The number of legs that wait for the end of their reads."""
         return len(self._ending)
 
+    def has(self, request: str) -> bool:
+        """Whether a leg has its blocks already."""
+        leg = self._legs.get(request)
+        return leg is not None and leg.place is not None
+
     def told(self, request: str, engine: str, part: Part) -> bool:
         """The producer of a leg says that blocks are complete. Returns whether this was news of use."""
+        if part.block_tokens != self._block_tokens:
+            return False
         leg = self._legs.get(request)
         if leg is None or (leg.place is None and leg.part.life != part.life):
             leg = self._legs[request] = _Leg(engine, part, tried=leg is not None and leg.tried)

@@ -77,6 +77,8 @@ class Part:
     """The prompt's tokens."""
     chunk: int
     """The tokens of P's last step."""
+    block_tokens: int
+    """Tokens in a block of P."""
     left_s: float
     """Seconds until the prompt is computed, at the pace so far."""
 
@@ -91,7 +93,8 @@ def encode(note: Note) -> bytes:
     told: dict[str, Any]
     if isinstance(note, Part):
         told = {"part": note.name, "request": note.request, "life": note.life, "first": note.first}
-        told |= {"blocks": list(note.blocks), "tokens": note.tokens, "chunk": note.chunk, "left_s": note.left_s}
+        told |= {"blocks": list(note.blocks), "tokens": note.tokens, "chunk": note.chunk, "block": note.block_tokens}
+        told["left_s"] = note.left_s
     else:
         told = {"ready": note.name, "fields": dict(note.fields), "token": note.token, "cached": note.cached}
         if note.life:
@@ -123,14 +126,15 @@ def parse(raw: object) -> Note | None:
 
 def _part(told: Mapping[str, Any]) -> Part | None:
     name, request, blocks, left_s = (told.get(key) for key in ("part", "request", "blocks", "left_s"))
-    life, first, tokens, chunk = (_count(told.get(key), -1) for key in ("life", "first", "tokens", "chunk"))
+    numbers = [_count(told.get(key), -1) for key in ("life", "first", "tokens", "chunk", "block")]
     if not _is_name(name) or not isinstance(request, str) or not isinstance(blocks, list):
         return None
-    if min(life, first, tokens, chunk) < 0 or not blocks or any(_count(each, -1) < 0 for each in blocks):
+    if min(numbers) < 0 or not blocks or any(_count(each, -1) < 0 for each in blocks):
         return None
     if isinstance(left_s, bool) or not isinstance(left_s, int | float) or not 0 <= left_s <= LEFT_S_MAX:
         return None
-    return Part(str(name), request, life, first, tuple(blocks), tokens, chunk, float(left_s))
+    life, first, tokens, chunk, block = numbers
+    return Part(str(name), request, life, first, tuple(blocks), tokens, chunk, block, float(left_s))
 
 
 def _count(value: object, otherwise: int) -> int:

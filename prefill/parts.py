@@ -120,7 +120,9 @@ class Parts:
         took = 0.0 if prompt.began is None else max(0.0, now - prompt.began) / self._unit
         left = (prompt.tokens - prompt.complete) * took / max(1, prompt.complete - prompt.had)
         blocks = tuple(prompt.blocks[first:end])
-        return Part(prompt.name, request, prompt.life, first, blocks, prompt.tokens, prompt.chunk, left)
+        return Part(
+            prompt.name, request, prompt.life, first, blocks, prompt.tokens, prompt.chunk, self._block_tokens, left
+        )
 
     def end(self, request: str) -> int:
         """The leg has ended. Returns its life: parts of an earlier one are not its hold's."""

@@ -16,20 +16,21 @@ from prefill.parts import Parts
 
 B = 4
 """Tokens in a block."""
-PART = Part("n", "r", 0, 0, (7, 8), 40, 8, 1.5)
+PART = Part("n", "r", 0, 0, (7, 8), 40, 8, B, 1.5)
 
 
 # --- notices ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("note", [PART, Part("n", "", 2, 9, (0,), 1, 0, 0.0), Ready("n", {}, None, 0, 3)])
+@pytest.mark.parametrize("note", [PART, Part("n", "", 2, 9, (0,), 1, 0, 1, 0.0), Ready("n", {}, None, 0, 3)])
 def test_a_notice_is_read_as_it_was_written(note: Part | Ready) -> None:
     assert parse(encode(note)) == note
 
 
 @pytest.mark.parametrize(
     "wrong", [{"part": ""}, {"request": 1}, {"blocks": []}, {"blocks": [-1]}, {"blocks": [True]}, {"blocks": "78"},
-              {"life": -1}, {"first": 0.5}, {"tokens": None}, {"left_s": -1}, {"left_s": True}, {"left_s": "1"},
+              {"life": -1},
+              {"first": 0.5}, {"tokens": None}, {"block": -1}, {"left_s": -1}, {"left_s": True}, {"left_s": "1"},
               {"left_s": float("nan")}, {"left_s": float("inf")}, {"left_s": 10**400}]
 )  # fmt: skip
 def test_what_is_no_part_is_none(wrong: dict[str, Any]) -> None:
@@ -53,9 +54,9 @@ def test_blocks_are_announced_once_their_step_is_over_and_only_whole_ones() -> N
     parts = producer()
     assert parts.step(1, "r", 0, 6, [1, 2], 0.0, anew=True)
     assert parts.step(2, "r", 6, 6, [3], 0.0, anew=False), "the next step is planned before the first is over"
-    assert parts.computed(1, 0.3, asked("d")) == [("d", Part("n", "r", 0, 0, (1,), 20, 6, pytest.approx(0.7)))]
+    assert parts.computed(1, 0.3, asked("d")) == [("d", Part("n", "r", 0, 0, (1,), 20, 6, B, pytest.approx(0.7)))]
     assert parts.computed(1, 0.4, asked("d")) == []
-    assert parts.computed(2, 0.6, asked("d")) == [("d", Part("n", "r", 0, 1, (2, 3), 20, 6, pytest.approx(0.4)))]
+    assert parts.computed(2, 0.6, asked("d")) == [("d", Part("n", "r", 0, 1, (2, 3), 20, 6, B, pytest.approx(0.4)))]
     assert not parts.step(3, "r", 12, 8, [4, 5], 0.0, anew=False), "the last step: the hold is announced"
     assert parts.computed(3, 0.9, asked("d")) == [] and parts.end("r") == 0 and "r" not in parts
 
@@ -143,7 +144,7 @@ def consumer() -> EarlyReads:
 
 
 def told(reads: EarlyReads, first: int, blocks: tuple[int, ...], *, life: int = 0, request: str = "r") -> bool:
-    return reads.told("leg", "p", Part("n", request, life, first, blocks, TOKENS, 8, 1.0))
+    return reads.told("leg", "p", Part("n", request, life, first, blocks, TOKENS, 8, B, 1.0))
 
 
 HOLD = list(range(100, 110))
@@ -179,7 +180,7 @@ def test_a_leg_that_gets_no_blocks_asks_once() -> None:
 def test_a_leg_waits_without_blocks(prompt: int, free: int, engine: str) -> None:
     """Its prompt is not the one that is computed; too few blocks are free; or the rate of the link is unknown."""
     reads = consumer()
-    reads.told("leg", engine, Part("n", "r", 0, 0, (100, 101), TOKENS, 8, 1.0))
+    reads.told("leg", engine, Part("n", "r", 0, 0, (100, 101), TOKENS, 8, B, 1.0))
     assert reads.wants("leg", prompt, 0, free) == 0
 
 

@@ -74,6 +74,7 @@ class EarlyHandoffs:
 
     def forget(self, engine: str) -> None:
         """An engine has gone, or another life of its instance was introduced."""
+        self.blocks.rates.forgotten(engine)
         if self._channel is not None:
             self._channel.part(engine)
 
@@ -119,9 +120,9 @@ class EarlyHandoffs:
 
     def reserved(self, request: Any, blocks: Any, tokens: int) -> bool:
         """vLLM has given a request blocks for so many tokens. Returns whether they are filled while it waits."""
-        filled = self.blocks.reserved(request, blocks, tokens)
+        filled = self.blocks.wanted(request.request_id, tokens) and self._legs.reserved(request.request_id)
         if filled:
-            self._legs.reserved(request.request_id)
+            self.blocks.reserved(request, blocks)
         return filled
 
     def place(self, request: Any) -> Place | None:
@@ -197,6 +198,7 @@ class EarlyHandoffs:
             known.kv_transfer_params["do_remote_prefill"] = False
         self._legs.finished(request)
         self._end_reads()
+        self.blocks.ends(request)
 
     def listens(self) -> bool:
         """Whether a notice may come at any moment."""

@@ -69,6 +69,7 @@ class EarlyBlocks:
         """The request that vLLM was just asked to give blocks to."""
         self.counts: Final = self._early.counts
         self.told: Final = self._early.told
+        self.has: Final = self._early.has
         self.ends: Final = self._early.ends
         self.ended: Final = self._early.ended
         self.rates: Final = self._early.rates
@@ -90,17 +91,18 @@ class EarlyBlocks:
             self._wanted = request.request_id
         return tokens
 
-    def reserved(self, request: Any, blocks: Any, tokens: int) -> bool:
-        """vLLM has given a request blocks. Returns whether they are to be filled early; `tokens`: that many."""
+    def wanted(self, request: str, tokens: int) -> bool:
+        """vLLM has given a request blocks for so many tokens. Returns whether `wants` was asked for them."""
         wanted, self._wanted = self._wanted, ""
-        if not tokens or wanted != request.request_id:
-            return False
+        return bool(tokens) and wanted == request
+
+    def reserved(self, request: Any, blocks: Any) -> None:
+        """The blocks that vLLM has given a waiting early leg are filled from now on."""
         (group,) = blocks.blocks
         cached = sum(block.block_hash is not None and not block.is_null for block in group)
         (local,) = blocks.get_unhashed_block_ids_all_groups()
         needed = -(-len(request.prompt_token_ids) // self._block_size) - cached
-        self._early.reserved(wanted, Place(tuple(local[:needed]), cached))
-        return True
+        self._early.reserved(request.request_id, Place(tuple(local[:needed]), cached))
 
     def ready(self, request: Any, life: int) -> Place | None:
         """The hold of an early leg is there, and its fields are the request's: the blocks that its pull goes on to

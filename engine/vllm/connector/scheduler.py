@@ -20,6 +20,7 @@ from decode.peers import ProducerPeers
 from decode.pulls import Pulls, worth_pulling
 from decode.rank_links import RankLinks
 from engine.vllm.adapters import Adapters
+from engine.vllm.connector import asked
 from engine.vllm.connector.agent_socket import AgentSocket, held_state
 from engine.vllm.connector.cached import cut_to_cached, only_whole_blocks
 from engine.vllm.connector.early import EarlyHandoffs
@@ -28,7 +29,7 @@ from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerRe
 from engine.vllm.connector.served import rank_in, reads_peers
 from engine.vllm.connector.vouched import VouchedPrompts
 from engine.vllm.weights import adapter_marks, adapter_of
-from kvtransfer.asks import Forget, Introduce, ReleaseName, door_of
+from kvtransfer.asks import door_of
 from kvtransfer.fields import handed_over, held_in, name_in, other_adapter, pull_in, sane
 from kvtransfer.hold_marks import FIELD, SLOTS, Slots, slot_in
 from kvtransfer.span import pull_span
@@ -208,7 +209,10 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                 self._early.began(new.req_id, new.num_computed_tokens)
         for given_back in self._early.take_given_back():  # only a notice, as of an aborted leg
             self._reqs_need_recv[given_back.request_id] = (given_back, [], (), False)
-        introductions, forgotten = self._take_asked()
+        meets = reads_peers(self.vllm_config.kv_transfer_config)
+        introductions, forgotten = asked.apply(
+            self._socket.take(), self._pulls.peers, self._early, self._holds, shakes_hands=meets
+        )
         expected = {
             name: _expected(entry[0], entry[1], self._vouched, tells=not self._early.keeps(name))
             for name, entry in self._reqs_need_recv.items()
@@ -233,38 +237,22 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         for request in requests:
             self._unpin_others(request)
             super().on_new_request(request)  # from here on P is asked to hold
-            place = self._early.place(request)
-            if place is not None:  # it has its blocks, some of them read: the pull of the rest
-                fields = request.kv_transfer_params
-                fields["do_remote_prefill"] = False
-                tokens = len(request.prompt_token_ids) - place.cached * self.block_size
-                self._pulls.allocated(request.request_id, fields["remote_engine_id"], tokens, time.monotonic())
-                self._reqs_need_recv[request.request_id] = (request, (list(place.local),), (place.cached,), True)
+            if self._early.blocks.has(request.request_id):
+                self._go_on(request)
 
-    def _take_asked(self) -> tuple[tuple[Introduce, ...], tuple[str, ...]]:
-        """The agent's introductions and the engines to forget since the last step. Of one engine that was both
-        introduced and forgotten, the workers get only the last request: their batch has no order.
+    def _go_on(self, request: Any) -> None:
+        """The hold of an early leg that has its blocks is there: pull the rest, if vLLM's question would have that
+        answer. Else the leg gives them back, and vLLM asks.
         """
-        introductions: dict[str, Introduce] = {}
-        forgotten: set[str] = set()
-        for ask in self._socket.take():
-            match ask:
-                case Introduce() as met:
-                    meets = reads_peers(self.vllm_config.kv_transfer_config)
-                    for former in self._pulls.peers.lives(met.instance, but=met.engine_id):
-                        self._early.forget(former)
-                    self._early.meet(met)
-                    self._pulls.peers.met(met.engine_id, met.instance, time.monotonic(), shakes_hands=meets)
-                    introductions[met.engine_id] = met
-                    forgotten.discard(met.engine_id)
-                case Forget(engine_id):
-                    self._pulls.peers.forgotten(engine_id)
-                    self._early.forget(engine_id)
-                    forgotten.add(engine_id)
-                    introductions.pop(engine_id, None)
-                case ReleaseName(name):
-                    self._holds.release(name, time.monotonic())
-        return tuple(introductions.values()), tuple(sorted(forgotten))
+        mine, fields = request.request_id, request.kv_transfer_params
+        if not self.get_num_new_matched_tokens(request, 0)[1]:
+            self._early.blocks.ends(mine)
+        place = self._early.place(request)
+        if place is not None:
+            fields["do_remote_prefill"] = False
+            tokens = len(request.prompt_token_ids) - place.cached * self.block_size
+            self._pulls.allocated(mine, fields["remote_engine_id"], tokens, time.monotonic())
+            self._reqs_need_recv[mine] = (request, (list(place.local),), (place.cached,), True)
 
     def _rest(self, scheduler_output: Any) -> None:
         """Pause an engine that only holds blocks until there is news, instead of a step each millisecond."""
