@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
 from decode.peers import ProducerPeers
@@ -12,11 +11,11 @@ from prefill.holds import Holds
 
 
 def apply(
-    asked: Iterable[Ask], peers: ProducerPeers, early: EarlyHandoffs, holds: Holds, *, shakes_hands: bool
+    asked: Iterable[Ask], peers: ProducerPeers, early: EarlyHandoffs, holds: Holds, now: float, *, shakes_hands: bool
 ) -> tuple[tuple[Introduce, ...], tuple[str, ...]]:
     """The introductions and the engines to forget, for the workers. Of one engine that was both introduced and
     forgotten, the workers get only the last request: their batch has no order. `shakes_hands`: whether the engine
-    reads from peers.
+    reads from peers. `now`: monotonic seconds.
     """
     introductions: dict[str, Introduce] = {}
     forgotten: set[str] = set()
@@ -26,7 +25,7 @@ def apply(
                 for former in peers.lives(met.instance, but=met.engine_id):
                     early.forget(former)
                 early.meet(met)
-                peers.met(met.engine_id, met.instance, time.monotonic(), shakes_hands=shakes_hands)
+                peers.met(met.engine_id, met.instance, now, shakes_hands=shakes_hands)
                 introductions[met.engine_id] = met
                 forgotten.discard(met.engine_id)
             case Forget(engine_id):
@@ -35,5 +34,5 @@ def apply(
                 forgotten.add(engine_id)
                 introductions.pop(engine_id, None)
             case ReleaseName(name):
-                holds.release(name, time.monotonic())
+                holds.release(name, now)
     return tuple(introductions.values()), tuple(sorted(forgotten))

@@ -49,8 +49,11 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._pulls = Pulls(ProducerPeers(), reads=reads_peers(vllm_config.kv_transfer_config))
         self._links = RankLinks(vllm_config.parallel_config.tensor_parallel_size)
         self._vouched = VouchedPrompts(self.block_size) if options.get("digests") else None  # digests are off
-        # Digests are written when a prompt is complete, and a pull compares all its blocks: no parts.
-        parts = reads_peers(vllm_config.kv_transfer_config) and self._vouched is None
+        # Digests are written when a prompt is complete, and a pull compares all its blocks: no parts. Nor are there any
+        # where vLLM fails a request whose blocks did not come: one that was read early in vain pulls once more.
+        transfer = vllm_config.kv_transfer_config
+        recomputes = transfer.kv_load_failure_policy == "recompute"
+        parts = reads_peers(transfer) and recomputes and self._vouched is None
         self._early = EarlyHandoffs(self._pulls.peers, self.block_size, reads_parts=parts)
         self._adapters = Adapters(adapter_of, adapter_marks)
         self._counts: Counter[str] = Counter()
@@ -211,7 +214,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._reqs_need_recv[given_back.request_id] = (given_back, [], (), False)
         meets = reads_peers(self.vllm_config.kv_transfer_config)
         introductions, forgotten = asked.apply(
-            self._socket.take(), self._pulls.peers, self._early, self._holds, shakes_hands=meets
+            self._socket.take(), self._pulls.peers, self._early, self._holds, time.monotonic(), shakes_hands=meets
         )
         expected = {
             name: _expected(entry[0], entry[1], self._vouched, tells=not self._early.keeps(name))
