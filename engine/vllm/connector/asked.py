@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from decode.peers import ProducerPeers
-from engine.vllm.connector.early import EarlyHandoffs
 from kvtransfer.asks import Ask, Forget, Introduce, ReleaseName
 from prefill.holds import Holds
+
+if TYPE_CHECKING:
+    from engine.vllm.connector.early import EarlyHandoffs
 
 
 def apply(
