@@ -20,11 +20,13 @@ with warnings.catch_warnings():
     from engine.vllm.connector.early import EarlyHandoffs
     from engine.vllm.connector.metadata import ExpectedHold, WorkerReport
     from engine.vllm.connector.part_reads import BROKEN, NOT_HELD, EarlyReadsHere, PartsWorker, wanted
+    from engine.vllm.connector.scheduler import BatonScheduler
 
 from cluster.ids import RequestId, TransferId
 from cluster.wire import EARLY, TRANSFER
 from decode.early_reads import PartRead, Place
 from decode.peers import ProducerPeers
+from decode.pulls import Pulls
 from decode.reads import PullOutcome
 from kvtransfer.asks import Introduce, Payload
 from kvtransfer.early_notes import CHANNEL_STAGE, Part, Ready, Want, encode, parse
@@ -192,6 +194,30 @@ def test_a_producer_tells_those_who_asked_after_each_step(channel: _Channel) -> 
     both.filled(request, {TRANSFER: MINE, "remote_engine_id": "me"})
     (_, ready) = channel.told[-1]
     assert isinstance(ready, Ready) and ready.life == 1 and both.step(first) == 0
+
+
+@pytest.mark.parametrize("because", ["", "its adapter has other weights here"])
+def test_a_pull_goes_on_only_where_it_would_begin(channel: _Channel, because: str) -> None:
+    """The checks of an ordinary pull (adapter, slot, introduction) come before anything that was read early is used."""
+    made: Any = object.__new__(BatonScheduler)
+    both, request = handoffs(channel), leg()
+    made._early, made.block_size, made._reqs_need_recv = both, B, {}
+    made._pulls = Pulls(both._peers)
+    made.get_num_new_matched_tokens = lambda *_: (0, False) if because else (TOKENS, True)
+    both.opened(request)
+    channel.comes = [("other", part(0, (100, 101, 102)))]
+    both.hear()
+    both.reads(request, 0, core())
+    assert both.reserved(request, blocks(1), TOKENS - 16)
+    channel.comes = [("other", hold())]
+    both.hear()
+    made._go_on(request)
+    waits = request.kv_transfer_params["do_remote_prefill"]
+    if because:
+        assert waits and not made._reqs_need_recv and list(both.blocks.take()[1]) == ["leg"], "vLLM asks once more"
+    else:
+        assert made._reqs_need_recv == {"leg": (request, (list(range(1, 10)),), (1,), True)} and not waits
+        assert made._pulls.under_way == 1 and both.blocks.take()[1] == {}
 
 
 # --- the worker half -------------------------------------------------------------------------------------------------
