@@ -112,17 +112,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                 self._vouched.begin(request)
 
     def _unpin_others(self, request: Any) -> None:
-        """A first token that was chosen with another adapter is not pinned: the answer is this engine's own."""
-        fields = request.kv_transfer_params
-        if (
-            not fields
-            or FIRST_TOKEN not in fields
-            or not other_adapter(fields, self._adapters.asked(request.lora_request))
-        ):
-            return
-        logger.warning("%s: its first token is of another adapter, and is not pinned", request.request_id)
-        self._counts["not pinned"] += 1
-        del fields[FIRST_TOKEN]  # the sampling parameters share this mapping
+        if _unpinned(request, self._adapters):
+            self._counts["not pinned"] += 1
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many of a prompt's tokens are pulled, and whether any is: those that P holds, if the hold can be
@@ -298,6 +289,16 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """Close the agent socket; vLLM calls this when the engine ends."""
         self._socket.close()
         super().shutdown()
+
+
+def _unpinned(request: Any, adapters: Adapters) -> bool:
+    """Whether a first token that was chosen with another adapter is not pinned: the answer is this engine's own."""
+    fields = request.kv_transfer_params
+    if not fields or FIRST_TOKEN not in fields or not other_adapter(fields, adapters.asked(request.lora_request)):
+        return False
+    logger.warning("%s: its first token is of another adapter, and is not pinned", request.request_id)
+    del fields[FIRST_TOKEN]  # the sampling parameters share this mapping
+    return True
 
 
 def _pulled(request: Any, local: list[int], cached: int, block_size: int) -> list[int]:
