@@ -52,8 +52,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         # Digests are written when a prompt is complete, and a pull compares all its blocks: no parts. Nor are there any
         # where vLLM fails a request whose blocks did not come: one that was read early in vain pulls once more.
         transfer = vllm_config.kv_transfer_config
-        recomputes = transfer.kv_load_failure_policy == "recompute"
-        parts = reads_peers(transfer) and recomputes and self._vouched is None
+        parts = reads_peers(transfer) and transfer.kv_load_failure_policy == "recompute" and self._vouched is None
         self._early = EarlyHandoffs(self._pulls.peers, self.block_size, reads_parts=parts)
         self._adapters = Adapters(adapter_of, adapter_marks)
         self._counts: Counter[str] = Counter()
