@@ -29,12 +29,13 @@ SAVED_S_MIN: Final = 0.005
 SAVED_PART_MIN: Final = 0.02
 """The least time on the wire as a part of the time for which the blocks are kept."""
 FREE_PART_MAX: Final = 0.5
-"""The part of this engine's free blocks that a leg may take: running answers must find room meanwhile."""
+"""The part of this engine's blocks, of those that are free or that early reads have, that early reads may have
+together: running answers must find room meanwhile, and so must prompts for which other engines' legs wait."""
 KEEP: Final = 0.8
 """The weight of former pulls against one of the same size now, in the rate of a link."""
 
 
-def pays(*, readable: int, left_s: float, rate: float, blocks: int, free: int) -> bool:
+def pays(*, readable: int, left_s: float, rate: float, blocks: int, free: int, taken: int = 0) -> bool:
     """Whether a leg should read while its producer computes.
 
     Args:
@@ -43,8 +44,9 @@ def pays(*, readable: int, left_s: float, rate: float, blocks: int, free: int) -
         rate: tokens a second that pulls from this producer bring; 0: unknown.
         blocks: what the leg needs.
         free: this engine's free blocks.
+        taken: the blocks of other legs that read early.
     """
-    if rate <= 0 or readable <= 0 or blocks > FREE_PART_MAX * free:
+    if rate <= 0 or readable <= 0 or blocks + taken > FREE_PART_MAX * (free + taken):
         return False
     saved_s = min(readable / rate, left_s)
     return saved_s >= max(SAVED_S_MIN, SAVED_PART_MIN * left_s)
@@ -115,6 +117,8 @@ class EarlyReads:
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens: Final = block_tokens
         self._legs: Final[dict[str, _Leg]] = {}
+        self._taken: Final[dict[str, int]] = {}
+        """By leg: how many blocks it has, until its hold is there or the ranks have said that no read is under way."""
         self._ending: Final[set[str]] = set()
         """Legs whose blocks are to be given back, until the ranks have said that no read is under way."""
         self._over: list[tuple[str, PartRead]] = []
@@ -165,9 +169,8 @@ class EarlyReads:
         done = len(leg.blocks) * self._block_tokens
         readable = min(max(done, prompt - leg.part.chunk), prompt) - cached
         blocks = -(-(prompt - cached) // self._block_tokens)
-        if not pays(
-            readable=readable, left_s=leg.part.left_s, rate=self.rates.of(leg.engine), blocks=blocks, free=free
-        ):
+        rate, taken = self.rates.of(leg.engine), sum(self._taken.values())
+        if not pays(readable=readable, left_s=leg.part.left_s, rate=rate, blocks=blocks, free=free, taken=taken):
             return 0
         leg.tried = True
         return prompt - cached
@@ -176,13 +179,15 @@ class EarlyReads:
         """The engine has given the leg its blocks."""
         leg = self._legs[request]
         leg.place, leg.ordered = place, place.cached
+        self._taken[request] = len(place.local)
         self.counts["legs read early"] += 1
 
     def take_reads(self) -> dict[str, PartRead]:
         """The reads to begin now. The prompt's last block is never among them: it is read when the hold is there."""
         reads = {}
-        for request, leg in self._legs.items():
-            if leg.place is None or leg.spoilt:
+        for request in self._taken:  # not those of all legs: most have no blocks, or have them for good
+            leg = self._legs.get(request)
+            if leg is None or leg.place is None or leg.spoilt:
                 continue
             end = min(len(leg.blocks), leg.place.cached + len(leg.place.local) - 1)
             if leg.ordered >= end:
@@ -212,6 +217,7 @@ class EarlyReads:
         same = list(blocks[cached : leg.ordered]) == leg.blocks[cached : leg.ordered]
         whole = tokens >= leg.part.tokens and len(blocks) >= cached + len(leg.place.local)
         if same and whole and not leg.spoilt and (hold, life) == (leg.part.request, leg.part.life):
+            del self._taken[request]
             return leg.place
         self.counts["early reads in vain"] += 1
         self._end(request, leg, leg.place)
@@ -236,3 +242,4 @@ class EarlyReads:
     def ended(self, request: str) -> None:
         """The ranks have said that no read of the request is under way."""
         self._ending.discard(request)
+        self._taken.pop(request, None)

@@ -18,9 +18,11 @@ with warnings.catch_warnings():
 
     from engine.vllm.connector import early
     from engine.vllm.connector.early import EarlyHandoffs
+    from engine.vllm.connector.links import NotServed
     from engine.vllm.connector.metadata import ExpectedHold, WorkerReport
-    from engine.vllm.connector.part_reads import BROKEN, NOT_HELD, EarlyReadsHere, PartsWorker, wanted
+    from engine.vllm.connector.part_reads import BROKEN, NOT_AWAITED, NOT_HELD, EarlyReadsHere, PartsWorker, wanted
     from engine.vllm.connector.scheduler import BatonScheduler
+    from engine.vllm.connector.worker import BatonWorker
 
 from cluster.ids import RequestId, TransferId
 from cluster.wire import EARLY, TRANSFER
@@ -170,6 +172,17 @@ def test_a_leg_that_ends_gives_its_blocks_back(channel: _Channel, how: str) -> N
     both.blocks.ended("leg")
     both.finished("leg")
     assert not both.blocks.busy and both.blocks.take() == ({}, {})
+
+
+def test_the_rate_of_a_link_goes_with_its_engine(channel: _Channel) -> None:
+    """Also if a pull that was under way ends later: engines' ids are never used again."""
+    both = handoffs(channel)
+    both.timed({"other": (10, 0.001)})
+    assert both.blocks.rates.of("other") > 1.0
+    both._peers.forgotten("other")
+    both.forget("other")
+    both.timed({"other": (10, 0.001)})
+    assert both.blocks.rates.of("other") == 0.0
 
 
 def test_a_producer_tells_those_who_asked_after_each_step(channel: _Channel) -> None:
@@ -386,3 +399,44 @@ def test_the_wire_is_timed_by_ordinary_pulls(one: _Worker) -> None:
     assert one._told.took == {"p": (9, 2.0)}
     ranks = one._told.aggregate(WorkerReport(Counter(), {}, {}, {"p": (9, 3.0)}, 7))
     assert ranks.took == {"p": (9, 3.0)} and ranks.step == 0, "a step is over when all ranks say so"
+
+
+def test_a_pull_that_is_refused_says_why(one: _Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an ordinary pull's, and not that an early read was at fault."""
+    begin(one, parts={"leg": FIRST})
+
+    def refuse(*_: Any) -> None:
+        raise NotServed("rank 0 of p has no slot 7")
+
+    monkeypatch.setattr(one, "_read", refuse)
+    early = one._parts.take("leg")
+    assert early is not None
+    one._join("leg", rest(), early)
+    handles, _, wrong = one._reads.added["leg"]  # type: ignore[attr-defined]
+    assert handles == [{101: 1, 102: 2}] and wrong == "rank 0 of p has no slot 7"
+
+
+def test_vllm_keeps_an_engine_while_early_reads_of_it_are_under_way(one: _Worker) -> None:
+    """It asks this before it drops the descriptors of an engine whose metadata NIXL has lost."""
+    assert one._engines_with_inflight_transfers() == set()
+    begin(one, parts={"leg": FIRST})
+    assert not one._recving_transfers and one._engines_with_inflight_transfers() == {"p"}
+    begin(one, parts_over={"leg": PartRead("p", "r", 1, (), tuple(range(1, 10)))})
+    assert one._recving_transfers and one._engines_with_inflight_transfers() == {"p"}
+    del one._recving_transfers["leg"]
+    assert one._engines_with_inflight_transfers() == set()
+
+
+@pytest.mark.parametrize("because", [NOT_AWAITED, NOT_HELD])
+def test_a_leg_that_has_ended_is_not_said_to_be_computed_here(
+    because: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: Any = object.__new__(BatonWorker)
+    outcome = PullOutcome(because)
+    made._reads = SimpleNamespace(under_way=lambda _: True, take=lambda _: outcome)
+    made._told, made.xfer_stats, made._recving_metadata = WorkerReport(Counter(), {}, {}), None, {}
+    made._parts, made._recv_failures = EarlyReadsHere(), set()
+    monkeypatch.setattr(BatonWorker, "_handle_failed_transfer", lambda *_, **__: True)
+    assert made._pop_done_transfers({"leg": []}) == ({"leg"}, {"leg"})
+    assert ("computed here" in caplog.text) == (because == NOT_HELD)
+    made.shutdown = lambda: None

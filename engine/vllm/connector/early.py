@@ -125,6 +125,12 @@ class EarlyHandoffs:
             self.blocks.reserved(request, blocks)
         return filled
 
+    def timed(self, took: dict[str, tuple[int, float]]) -> None:
+        """By engine: the blocks that were pulled from it, and the seconds on the wire."""
+        for engine, (blocks, seconds) in took.items():
+            if engine in self._peers:  # else it has gone meanwhile, and nothing would remove it again
+                self.blocks.timed(engine, blocks, seconds)
+
     def place(self, request: Any) -> Place | None:
         """The hold of an early leg is there: the blocks that its pull goes on to fill; None: it has none yet."""
         ready = self._legs.ready(request.request_id)

@@ -23,6 +23,8 @@ logger = logging.getLogger("vllm.baton.worker")
 
 NOT_HELD: Final = "what was read early is not the hold's"
 BROKEN: Final = "an early read could not begin"
+NOT_AWAITED: Final = "its hold was not awaited"
+"""The leg has ended, or pulls anew, or is computed here: who decided that has said so."""
 
 
 @dataclass(slots=True)
@@ -31,6 +33,8 @@ class EarlyRead:
 
     first: int
     """The index in the prompt of its first block."""
+    engine: str
+    """Its producer."""
     remote: list[int] = field(default_factory=list)
     local: list[int] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
@@ -68,10 +72,14 @@ class EarlyReadsHere:
 
     def open(self, request: str, part: PartRead) -> EarlyRead | None:
         """What was read for the request, which this part continues; None: the part is not to be read."""
-        read = self._reads.setdefault(request, EarlyRead(part.first))
+        read = self._reads.setdefault(request, EarlyRead(part.first, part.engine))
         if read.broken or read.refused or part.first != read.first + len(read.remote):
             return None
         return read
+
+    def producers(self) -> set[str]:
+        """The engines from which reads may be under way."""
+        return {read.engine for read in self._reads.values() if read.handles}
 
     def take(self, request: str) -> EarlyRead | None:
         """What was read for the request, whose reads are the caller's from now on; None: nothing was."""
@@ -106,7 +114,7 @@ class PartsWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             self._read_part(request, part)
         for request, part in metadata.parts_over.items():
             read = self._parts.take(request)
-            self._end_early(request, wanted(part), [] if read is None else read.handles, "its hold was not awaited")
+            self._end_early(request, wanted(part), [] if read is None else read.handles, NOT_AWAITED)
 
     def _read_part(self, req_id: str, part: Any) -> None:
         """Read blocks whose hold is not there yet. What cannot be read now is read with the rest."""
@@ -138,6 +146,11 @@ class PartsWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         read.remote += part.remote
         read.local += part.local
 
+    def _engines_with_inflight_transfers(self) -> set[str]:
+        """vLLM's, with the producers of early reads: it drops what it knows of no such engine."""
+        engines: set[str] = super()._engines_with_inflight_transfers()
+        return engines | self._parts.producers()
+
     def _alike(self) -> bool:
         """Whether blocks arrive as attention wants them, without work on all of a pull's blocks at its end."""
         return not (self.use_host_buffer or self.enable_permute_local_kv or self.enable_heterogeneous_attn_post_process)
@@ -159,6 +172,8 @@ class PartsWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             if not because:
                 meta.local_physical_block_ids = self._logical_to_kernel_block_ids(meta.local_block_ids, ratio)
                 self._read(req_id, meta, self._expected.get(req_id, ExpectedHold(None)), early.handles)
+        except NotServed as error:
+            because = str(error)
         except Exception:  # as above
             logger.exception("%s cannot be pulled", req_id)
             because = BROKEN

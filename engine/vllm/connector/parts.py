@@ -120,6 +120,10 @@ class EarlyBlocks:
             blocks if readable else (),
         )
 
+    def timed(self, engine: str, blocks: int, seconds: float) -> None:
+        """So many blocks were pulled from this engine, in so many seconds on the wire."""
+        self.rates.saw(engine, blocks * self._block_size, seconds)
+
     def take(self) -> tuple[dict[str, PartRead], dict[str, PartRead]]:
         """What the ranks read now, and whose blocks get no more reads, by request. Each once."""
         return self._early.take_reads(), self._early.take_over()

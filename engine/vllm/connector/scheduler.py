@@ -268,8 +268,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if isinstance(told, WorkerReport):
             self._counts += told.counts
             self._early.computed(told.step)
-            for engine, (blocks, seconds) in told.took.items():
-                self._early.blocks.rates.saw(engine, blocks * self.block_size, seconds)
+            self._early.timed(told.took)
             for engine, link in self._links.told(told.peers).items():
                 self._pulls.peers.stands(engine, link)
             for request, because in told.ended.items():
