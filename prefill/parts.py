@@ -13,7 +13,7 @@ nothing that was announced in an earlier one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,11 +49,10 @@ class Parts:
         self._planned: Final[deque[tuple[int, str, int, int, int]]] = deque()
         """Of planned steps that complete no prompt: number, request, life, tokens computed then, own tokens."""
 
-    def __contains__(self, request: str) -> bool:
-        return request in self._prompts
-
-    def __len__(self) -> int:
-        return len(self._prompts)
+    @property
+    def requests(self) -> KeysView[str]:
+        """The legs' requests."""
+        return self._prompts.keys()
 
     def begin(self, request: str, name: str, tokens: int) -> None:
         """A leg has arrived. `tokens`: its prompt's."""

@@ -58,7 +58,7 @@ def test_blocks_are_announced_once_their_step_is_over_and_only_whole_ones() -> N
     assert parts.computed(1, 0.4, asked("d")) == []
     assert parts.computed(2, 0.6, asked("d")) == [("d", Part("n", "r", 0, 1, (2, 3), 20, 6, B, pytest.approx(0.4)))]
     assert not parts.step(3, "r", 12, 8, [4, 5], 0.0, anew=False), "the last step: the hold is announced"
-    assert parts.computed(3, 0.9, asked("d")) == [] and parts.end("r") == 0 and "r" not in parts
+    assert parts.computed(3, 0.9, asked("d")) == [] and parts.end("r") == 0 and "r" not in parts.requests
 
 
 def test_a_consumer_that_asks_late_is_told_all_and_nobody_is_told_twice() -> None:
@@ -98,7 +98,7 @@ def test_what_is_computed_again_is_of_another_life(*, anew: bool) -> None:
 
 def test_unknown_requests_change_nothing() -> None:
     parts = Parts(B)
-    assert not parts.step(1, "r", 0, 4, [1], 0.0, anew=True) and parts.end("r") == 0 and len(parts) == 0
+    assert not parts.step(1, "r", 0, 4, [1], 0.0, anew=True) and parts.end("r") == 0 and not parts.requests
 
 
 # --- the rule --------------------------------------------------------------------------------------------------------

@@ -35,16 +35,19 @@ class PartsHere:
         """A step is planned. Returns its number, if its end is to be reported; else 0. `output`: vLLM's for the step,
         the only place from which a connector learns a request's blocks.
         """
-        if not len(self._parts):
+        legs = self._parts.requests
+        if not legs:
             return 0
         number, now = self._number + 1, time.monotonic()
         scheduled, reports = output.num_scheduled_tokens, False
         for new in output.scheduled_new_reqs:
-            mine, blocks = new.req_id, list(new.block_ids[0])
-            reports |= self._parts.step(number, mine, new.num_computed_tokens, scheduled[mine], blocks, now, anew=True)
+            mine, before = new.req_id, new.num_computed_tokens
+            if mine in legs:
+                blocks = list(new.block_ids[0])
+                reports |= self._parts.step(number, mine, before, scheduled[mine], blocks, now, anew=True)
         more = output.scheduled_cached_reqs
         for mine, blocks, before in zip(more.req_ids, more.new_block_ids, more.num_computed_tokens, strict=True):
-            if mine in self._parts:
+            if mine in legs:
                 added, anew = list(blocks[0]) if blocks is not None else [], mine in more.resumed_req_ids
                 reports |= self._parts.step(number, mine, before, scheduled[mine], added, now, anew=anew)
         if not reports:
