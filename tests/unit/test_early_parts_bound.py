@@ -4,8 +4,9 @@ The rules of both sides run as they are (`decode.early`, `decode.early_reads`, `
 vLLM there is what counts here: a prompt begins when all of it fits, a growing answer preempts prompts, blocks of an
 early leg are not preempted. Time is virtual.
 
-The bound: no early leg has blocks for longer than `WAIT_S_MAX` after it has come, however the two engines wait for each
-other. Then its blocks are free within one step of its engine (its reads have ended: they wait for no engine's blocks).
+The bound: no early leg has blocks that nothing fills for longer than `WAIT_S_MAX` (seconds) after it has come, however
+the two engines wait for each other. Then its blocks are free within one step of its engine, which an idle one makes
+within `prefill.rests.LONG_S`. (Its reads have ended: they wait for no engine's blocks.)
 """
 
 from __future__ import annotations
