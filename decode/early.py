@@ -8,7 +8,9 @@ An early leg names the instance that computes its prompt, and the name of the ho
    for ever, even if its router is gone. While one pull tests a producer that was set aside, the leg waits. A leg that
    is computed here is not pinned: if its answer begins with another token than the one of P that the client has, the
    router sends another decode leg (`router.request.reply`);
-3. while it waits, no block is reserved for it: a leg that ends is only removed from the list;
+3. while it waits, no block is reserved for it: a leg that ends is only removed from the list. Where reading early pays
+   (`decode.early_reads`), a leg gets its blocks while it waits, and reads those of P that are complete. If such a leg
+   ends, or loses its producer, its blocks are free once all its reads have ended;
 4. if its producer makes the hold while the prompt is computed here, the producer is told that the hold is not wanted;
 5. a leg that its producer tells *late*, after an answer that says that no engine was told, may be replaced by its
    router with a leg that pulls the same hold. So its ranks give the hold back to nobody. The scheduler does so when the
@@ -43,6 +45,8 @@ class EarlyState(StrEnum):
     """The state of an early leg."""
 
     WAITING = "waiting"
+    READING = "reading"
+    """As `WAITING`, but it has blocks, and reads those that its producer has computed."""
     READY = "ready"
     """The producer holds the prompt: the request is a pull from here on (`decode.table.WANTS`)."""
     LATE = "late"
@@ -57,6 +61,8 @@ class EarlyState(StrEnum):
 class EarlyCause(StrEnum):
     """What moves an early leg to another state."""
 
+    RESERVED = "reserved"
+    """The engine has given it blocks, to be filled while its producer computes."""
     TOLD = "told"
     """Its producer says that the hold is there."""
     TOLD_LATE = "told late"
@@ -76,17 +82,27 @@ class EarlyAct(StrEnum):
     PULL = "pull"
     """The hold's fields become the request's."""
     COMPUTE = "compute"
+    ABANDON = "abandon"
+    """Begin no more reads. The blocks are given back when those under way have ended."""
     GIVE_BACK = "give back"
     """Tell the producer, with the mark as proof, that it need not hold (as `decode.table.PullAct`)."""
 
 
 EARLY_ROWS: Table[EarlyState, EarlyCause, EarlyAct] = {
     EarlyState.WAITING: {
+        EarlyCause.RESERVED: TransitionRow(EarlyState.READING),
         EarlyCause.TOLD: TransitionRow(EarlyState.READY, (EarlyAct.PULL,)),
         EarlyCause.TOLD_LATE: TransitionRow(EarlyState.LATE, (EarlyAct.PULL,)),
         EarlyCause.PRODUCER_LOST: TransitionRow(EarlyState.LOCAL, (EarlyAct.COMPUTE,)),
         EarlyCause.TIME_UP: TransitionRow(EarlyState.LOCAL, (EarlyAct.COMPUTE,)),
         EarlyCause.FINISHED: TransitionRow(EarlyState.OVER),
+    },
+    EarlyState.READING: {
+        EarlyCause.TOLD: TransitionRow(EarlyState.READY, (EarlyAct.PULL,)),
+        EarlyCause.TOLD_LATE: TransitionRow(EarlyState.LATE, (EarlyAct.PULL,)),
+        EarlyCause.PRODUCER_LOST: TransitionRow(EarlyState.LOCAL, (EarlyAct.COMPUTE, EarlyAct.ABANDON)),
+        EarlyCause.TIME_UP: TransitionRow(EarlyState.LOCAL, (EarlyAct.COMPUTE, EarlyAct.ABANDON)),
+        EarlyCause.FINISHED: TransitionRow(EarlyState.OVER, (EarlyAct.ABANDON,)),
     },
     EarlyState.READY: {EarlyCause.FINISHED: TransitionRow(EarlyState.OVER)},
     EarlyState.LATE: {
@@ -101,6 +117,8 @@ EARLY_ROWS: Table[EarlyState, EarlyCause, EarlyAct] = {
     EarlyState.DECLINED: {EarlyCause.FINISHED: TransitionRow(EarlyState.OVER)},
 }
 """The rows. A pair without a row changes nothing: what comes twice or late is counted."""
+
+_WAITS: Final = frozenset({EarlyState.WAITING, EarlyState.READING})
 
 
 @dataclass(slots=True)
@@ -122,6 +140,7 @@ class EarlyLegs:
         self._legs: Final[dict[str, _Leg]] = {}
         self._named: Final[dict[str, list[str]]] = {}
         self._given_back: list[tuple[str, Ready]] = []
+        self._abandoned: list[str] = []
         self.waiting = 0
         """The number of legs that wait."""
         self.counts: Final[Counter[str]] = Counter()
@@ -145,8 +164,10 @@ class EarlyLegs:
     def due(self, now: float) -> list[tuple[str, str]]:
         """The questions to ask now: the producer's engine id, and the name of the hold."""
         asks = []
-        for leg in self._legs.values() if self.waiting else ():
-            if leg.state is EarlyState.WAITING and now >= leg.ask_at:
+        for request, leg in list(self._legs.items()) if self.waiting else ():
+            if leg.state is EarlyState.READING and now >= leg.until:  # no engine asks whether it waits
+                self._move(request, leg, EarlyCause.TIME_UP)
+            if leg.state in _WAITS and now >= leg.ask_at:
                 leg.ask_at = now + ASK_AGAIN_S * self._unit
                 asks.append((leg.engine, leg.name))
         return asks
@@ -161,6 +182,26 @@ class EarlyLegs:
                 moved.append(request)
         self.counts["early notices ignored"] += not moved
         return [request for request in moved if self._legs[request].ready is not None]
+
+    def waiting_for(self, engine: str, name: str) -> list[str]:
+        """The legs that wait for this hold of this engine."""
+        legs = [(request, self._legs[request]) for request in self._named.get(name, ())]
+        return [request for request, leg in legs if leg.state in _WAITS and leg.engine == engine]
+
+    def engine(self, request: str) -> str:
+        """The producer of a leg; empty: it has none, or is no early leg."""
+        leg = self._legs.get(request)
+        return "" if leg is None else leg.engine
+
+    def reserved(self, request: str) -> bool:
+        """The engine has given a request blocks. Returns whether it is an early leg that waits."""
+        leg = self._legs.get(request)
+        return leg is not None and self._move(request, leg, EarlyCause.RESERVED)
+
+    def take_abandoned(self) -> list[str]:
+        """The legs that are not to read any more, once each."""
+        abandoned, self._abandoned = self._abandoned, []
+        return abandoned
 
     def keeps(self, request: str) -> bool:
         """Whether the request's ranks must not give its hold back."""
@@ -197,7 +238,7 @@ class EarlyLegs:
     def lost(self, is_lost: Callable[[str], bool]) -> None:
         """The legs of producers that are lost (gone, or set aside) are computed here."""
         for request, leg in list(self._legs.items()) if self.waiting else ():
-            if leg.state is EarlyState.WAITING and is_lost(leg.engine):
+            if leg.state in _WAITS and is_lost(leg.engine):
                 self._move(request, leg, EarlyCause.PRODUCER_LOST)
 
     def finished(self, request: str) -> None:
@@ -210,8 +251,10 @@ class EarlyLegs:
         row = EARLY_ROWS[leg.state].get(cause)
         if row is None:
             return False
-        self.waiting -= leg.state is EarlyState.WAITING
+        self.waiting += (row.state in _WAITS) - (leg.state in _WAITS)
         leg.state = row.state
+        if EarlyAct.ABANDON in row.acts:
+            self._abandoned.append(request)
         if EarlyAct.COMPUTE in row.acts:
             self.counts["early legs computed here"] += 1
         if EarlyAct.PULL in row.acts:

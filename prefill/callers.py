@@ -51,6 +51,10 @@ class Callers:
             self._until.set(name, now + self._remember)
         return None
 
+    def asking(self, name: str) -> tuple[str, ...]:
+        """The consumers that have asked for a name whose hold does not stand yet."""
+        return self._asked.get(name, ())
+
     def filled(self, request: str, ready: Ready) -> tuple[str, ...]:
         """A prompt is computed and held. Returns the consumers to tell."""
         self._standing[ready.name], self._names[request] = ready, ready.name

@@ -65,10 +65,15 @@ class TwoEngines(RandomPrompts):
 
 
 @contextmanager
-def real_engines(folder: Path, *, another: str = "") -> Iterator[Engines]:
-    """The engines `p` and `d`, and another D with the name `another`, if given. Without vLLM, the test is skipped."""
+def real_engines(
+    folder: Path, *, another: str = "", model: Path | None = None, flags: tuple[str, ...] = ()
+) -> Iterator[Engines]:
+    """The engines `p` and `d`, and another D with the name `another`, if given. Without vLLM, the test is skipped.
+    `model`: another than the one that ships; `flags`: more of vLLM's.
+    """
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make setup")
     roles = {"p": Role.PREFILL, "d": Role.DECODE, **({another: Role.DECODE} if another else {})}
-    with Engines(folder, str(model_path()), roles, flags=device.flags(), gpus=device.gpus()) as running:
+    flags = (*device.flags(), *flags)
+    with Engines(folder, str(model or model_path()), roles, flags=flags, gpus=device.gpus()) as running:
         yield running

@@ -48,7 +48,8 @@ def legs(*connectors: Any, cached: int = 0, groups: int = 1) -> tuple[SourceLegs
     connector = SimpleNamespace(sub_connectors=[object(), *connectors])
     counts: Counter[str] = Counter()
     core = SimpleNamespace(scheduler=SimpleNamespace(kv_cache_manager=manager, connector=connector))
-    return SourceLegs(core, BLOCK, groups, counts), counts
+    config = SimpleNamespace(kv_cache_groups=[object()] * groups)
+    return SourceLegs(core, BLOCK, config, counts, None), counts
 
 
 @pytest.mark.parametrize(

@@ -15,25 +15,30 @@ from collections import Counter
 from typing import Any, Final
 
 from cluster.wire import CACHED_ONLY, FROM_CACHE
+from engine.vllm.connector.vouched import VouchedPrompts
 
 
 class SourceLegs:
     """The source legs of one engine, until they are cut."""
 
-    def __init__(self, core: Any, block_size: int, groups: int, counts: Counter[str]) -> None:
+    def __init__(
+        self, core: Any, block_size: int, kv_cache_config: Any, counts: Counter[str], vouched: VouchedPrompts | None
+    ) -> None:
         """Legs are counted in `counts`.
 
         Args:
             core: vLLM's engine core; None: it was not found.
             block_size: tokens in a block.
-            groups: the number of the KV cache's groups of layers. With several, what one group has may be of no use, so
-                tiers are left out.
+            kv_cache_config: vLLM's. With several groups of layers, what one group has may be of no use, so tiers are
+                left out.
             counts: where legs are counted.
+            vouched: the prompts whose blocks get digests; None: none do.
         """
         self._core: Final = core
         self._block_size: Final = block_size
-        self._one_group: Final = groups == 1
+        self._one_group: Final = len(kv_cache_config.kv_cache_groups) == 1
         self._counts: Final = counts
+        self._vouched: Final = vouched
 
     def arrived(self, request: Any) -> None:
         """Cut a new source leg to what the KV cache has, unless there are tiers to look into."""
@@ -57,10 +62,14 @@ class SourceLegs:
         if more is None:
             return False
         _cut(request, cached + more, self._block_size)
+        if self._vouched is not None:
+            self._vouched.begin(request)  # its blocks are those that are left
         return True
 
     def ended(self, request: Any) -> bool:
-        """A source leg that was cut by `looked_up` has ended. Returns whether it had anything to hold."""
+        """A leg has ended. Returns whether it has anything to hold: a source leg may have found nothing."""
+        if not is_source(request):
+            return True
         had = int(request.num_prompt_tokens) // self._block_size
         if self._one_group and _tiers(self._core) is not None:
             self._count(had)

@@ -12,10 +12,13 @@ from typing import Any, Final
 
 from cluster.wire import EARLY, FIRST_TOKEN, PINS, TOLD_EARLY, TRANSFER
 from decode.early import EarlyLegs
+from decode.early_reads import Place
 from decode.peers import ProducerPeers
 from engine.vllm.connector.notices import NoticeChannel, open_channel
+from engine.vllm.connector.parts import EarlyBlocks, PartsHere
+from engine.vllm.connector.served import reads_peers
 from kvtransfer.asks import Introduce, Payload
-from kvtransfer.early_notes import CHANNEL_STAGE, Ready, Want, encode, parse
+from kvtransfer.early_notes import CHANNEL_STAGE, Part, Ready, Want, encode, parse
 from kvtransfer.fields import name_in, pull_in, sane
 from prefill.callers import Callers
 
@@ -29,22 +32,27 @@ but arrived late, asks within the router's own few milliseconds."""
 class EarlyHandoffs:
     """Both sides of early legs in one engine: as D the legs that wait here, as P the engines that ask for holds."""
 
-    def __init__(self, peers: ProducerPeers) -> None:
+    def __init__(self, peers: ProducerPeers, block_size: int = 16, *, reads_parts: bool = False) -> None:
+        """`reads_parts`: whether blocks may be read while their producer computes the rest."""
         self._channel: NoticeChannel | None = open_channel()
         self._peers: Final = peers
         self._legs: Final = EarlyLegs()
         self._callers: Final = Callers()
+        self._parts: Final = PartsHere(block_size)
+        self.blocks: Final = EarlyBlocks(block_size, reads=reads_parts)
         self._requests: Final[dict[str, Any]] = {}
         """vLLM's requests of early legs, by their ids."""
         self._cached: Final[dict[str, int]] = {}
         """By prefill leg under way: its prompt's tokens that were in the prefix cache."""
         self._filled_at = 0.0
         """When the last hold was made, in monotonic seconds."""
+        self.has_parts = False
+        """Whether blocks of a waiting leg were announced when notices were last taken."""
 
     @property
     def counts(self) -> Counter[str]:
         """Counts of all events since the start."""
-        return self._legs.counts
+        return self._legs.counts + self.blocks.counts
 
     @property
     def waiting(self) -> int:
@@ -67,6 +75,7 @@ class EarlyHandoffs:
 
     def forget(self, engine: str) -> None:
         """An engine has gone, or another life of its instance was introduced."""
+        self.blocks.rates.forgotten(engine)
         if self._channel is not None:
             self._channel.part(engine)
 
@@ -94,9 +103,39 @@ class EarlyHandoffs:
         """Ask the producers for the holds of waiting legs, where a question is due."""
         now = time.monotonic()
         self._legs.lost(lambda engine: not self._peers.may_wait(engine, now))
+        self._end_reads()
         for engine, name in self._legs.due(now):
             if self._channel is not None:
                 self._channel.tell(engine, encode(Want(name)))
+
+    def _end_reads(self) -> None:
+        for request in self._legs.take_abandoned():
+            self.blocks.ends(request)
+
+    def reads(self, request: Any, cached_tokens: int, core: Any) -> int:
+        """A waiting leg: how many of its tokens blocks are wanted for now; 0: it waits on. `core`: vLLM's."""
+        engine = self._legs.engine(request.request_id)
+        if not self._peers.may_pull(engine, time.monotonic()):
+            return 0
+        return self.blocks.wants(request, cached_tokens, core)
+
+    def reserved(self, request: Any, blocks: Any, tokens: int) -> bool:
+        """vLLM has given a request blocks for so many tokens. Returns whether they are filled while it waits."""
+        filled = self.blocks.wanted(request.request_id, tokens) and self._legs.reserved(request.request_id)
+        if filled:
+            self.blocks.reserved(request, blocks)
+        return filled
+
+    def timed(self, took: dict[str, tuple[int, float]]) -> None:
+        """By engine: the blocks that were pulled from it, and the seconds on the wire."""
+        for engine, (blocks, seconds) in took.items():
+            if engine in self._peers:  # else it has gone meanwhile, and nothing would remove it again
+                self.blocks.timed(engine, blocks, seconds)
+
+    def place(self, request: Any) -> Place | None:
+        """The hold of an early leg is there: the blocks that its pull goes on to fill; None: it has none yet."""
+        ready = self._legs.ready(request.request_id)
+        return None if ready is None else self.blocks.ready(request, ready.life)
 
     def waits(self, request: str) -> bool:
         """Whether the request is an early leg that still waits for its producer's notice."""
@@ -115,6 +154,20 @@ class EarlyHandoffs:
 
     # --- as P ---
 
+    def prefills(self, request: Any, name: str | None) -> None:
+        """A prefill leg has arrived."""
+        self._parts.begin(request, name if self._channel is not None else None)
+
+    def step(self, output: Any) -> int:
+        """A step is planned (`PartsHere.step`)."""
+        return self._parts.step(output)
+
+    def computed(self, step: int) -> None:
+        """The output of this step is there: tell the consumers which blocks are complete."""
+        for caller, part in self._parts.computed(step, self._callers.asking):
+            if self._channel is not None and self._channel.tell(caller, encode(part)):
+                self._legs.counts["parts told"] += 1
+
     def began(self, request: str, cached_tokens: int) -> None:
         """A prefill leg is scheduled for the first time."""
         self._cached.setdefault(request, cached_tokens)
@@ -129,7 +182,8 @@ class EarlyHandoffs:
             return []
         heard = self.hear()
         tokens = list(request.output_token_ids)
-        ready = Ready(name, fields, int(tokens[0]) if len(tokens) == 1 else None, cached)
+        life = self._parts.end(request.request_id)
+        ready = Ready(name, fields, int(tokens[0]) if len(tokens) == 1 else None, cached, life)
         note = encode(ready)
         told = [self._channel.tell(caller, note) for caller in self._callers.filled(request.request_id, ready)]
         fields[TOLD_EARLY] = any(told)
@@ -139,6 +193,7 @@ class EarlyHandoffs:
     def over(self, request: str) -> None:
         """A hold is over, or its leg left none."""
         self._cached.pop(request, None)
+        self._parts.end(request)
         self._callers.over(request)
 
     # --- both ---
@@ -149,6 +204,8 @@ class EarlyHandoffs:
         if known is not None and self._legs.keeps(request):
             known.kv_transfer_params["do_remote_prefill"] = False
         self._legs.finished(request)
+        self._end_reads()
+        self.blocks.ends(request)
 
     def listens(self) -> bool:
         """Whether a notice may come at any moment."""
@@ -156,6 +213,7 @@ class EarlyHandoffs:
 
     def hear(self) -> list[Any]:
         """Take the notices that have come. Returns the early legs that have their holds' fields: pulls from now on."""
+        self.has_parts = False
         if self._channel is None:
             return []
         requests: list[Any] = []
@@ -167,6 +225,9 @@ class EarlyHandoffs:
                     self._channel.tell(engine, encode(ready))
             elif isinstance(note, Ready):
                 requests += [self._take(request, note) for request in self._legs.told(engine, note)]
+            elif isinstance(note, Part):
+                for request in self._legs.waiting_for(engine, note.name):
+                    self.has_parts |= self.blocks.told(request, engine, note)
             else:
                 self.counts["early notices ignored"] += 1
         return requests
@@ -202,3 +263,16 @@ class EarlyHandoffs:
             told[FIRST_TOKEN] = ready.token
         fields.update(told)  # the sampling parameters share this mapping
         return request
+
+
+def reads_parts(transfer: Any, *, digests: bool) -> bool:
+    """Whether an engine may read blocks of prompts that are not complete yet.
+
+    Digests are written when a prompt is complete, and a pull compares all its blocks: no parts. Nor are there any where
+    vLLM fails a request whose blocks did not come: a leg that was read early in vain pulls once more.
+
+    Args:
+        transfer: vLLM's configuration of KV transfers.
+        digests: whether blocks get digests.
+    """
+    return reads_peers(transfer) and transfer.kv_load_failure_policy == "recompute" and not digests

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 
+from decode.early_reads import PartRead
 from kvtransfer.asks import Introduce
 from kvtransfer.hold_marks import Slot
 from prefill.orders import Orders
@@ -49,6 +50,12 @@ class BatonMetadata(NixlConnectorMetadata):  # type: ignore[misc]
         """By request of `reqs_to_recv`: what it must find at its producer."""
         self.vouched: dict[str, tuple[tuple[int, ...], tuple[bytes, ...]]] = {}
         """Prefill legs whose prompts this step completes: their blocks, and each block's name."""
+        self.parts: dict[str, PartRead] = {}
+        """By early leg: blocks to be read now, before their hold is there."""
+        self.parts_over: dict[str, PartRead] = {}
+        """By early leg: blocks that get no more reads. The ranks report the leg once those under way have ended."""
+        self.number = 0
+        """This step's number, if its end is to be reported; else 0."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Only what is not empty travels: a step that only decodes has next to nothing to say, and every step pays for
@@ -66,15 +73,26 @@ def _unpacked(fields: dict[str, Any]) -> BatonMetadata:
 class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """The workers' reports to the scheduler half since the last one, all ranks together."""
 
-    def __init__(self, counts: Counter[str], peers: dict[str, dict[int, str]], ended: dict[str, str]) -> None:
+    def __init__(
+        self,
+        counts: Counter[str],
+        peers: dict[str, dict[int, str]],
+        ended: dict[str, str],
+        took: dict[str, tuple[int, float]] | None = None,
+        step: int = 0,
+    ) -> None:
         self.counts = counts
         self.peers = peers
         """By engine id: the state of the link of each rank that tells one (`decode.rank_links`)."""
         self.ended = ended
         """Ended pulls by request: why their blocks cannot be used; empty: they can."""
+        self.took = took or {}
+        """By engine id: the blocks that were read from it, and the seconds on the wire."""
+        self.step = step
+        """The step whose output this report comes with, if it was to be reported (`BatonMetadata.number`)."""
 
     def __bool__(self) -> bool:
-        return bool(self.counts or self.peers or self.ended)
+        return bool(self.counts or self.peers or self.ended or self.took or self.step)
 
     def aggregate(self, other: Any) -> WorkerReport:
         """Combine the reports of several ranks: blocks that one rank cannot use are not used."""
@@ -84,4 +102,8 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         peers = {
             engine: {**self.peers.get(engine, {}), **other.peers.get(engine, {})} for engine in self.peers | other.peers
         }
-        return WorkerReport(self.counts + other.counts, peers, ended)
+        took = dict(self.took)
+        for engine, (blocks, seconds) in other.took.items():
+            mine = took.get(engine, (0, 0.0))
+            took[engine] = (max(blocks, mine[0]), max(seconds, mine[1]))  # ranks read beside each other
+        return WorkerReport(self.counts + other.counts, peers, ended, took, min(self.step, other.step))

@@ -72,6 +72,7 @@ class NoticesKept:
         self._slot: Slot | None = None
         self._sources: list[RankSource] = []
         self._kept: list[bytes] = []
+        self._early = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
@@ -88,11 +89,20 @@ class NoticesKept:
             self._slot = None
 
     @contextmanager
+    def pulling_early(self) -> Iterator[None]:
+        """In this context vLLM posts reads of blocks whose hold is not there yet: nobody is notified."""
+        self._early = True
+        try:
+            yield
+        finally:
+            self._early = False
+
+    @contextmanager
     def reading(self, agent_name: str, place: Callable[[Slot], int]) -> Iterator[None]:
         """In this context vLLM posts the reads from one rank. `place` gives the address of a slot there."""
         self._kept.clear()
         yield
-        for note in self._kept:
+        for note in () if self._early else self._kept:
             assert self._slot is not None, "checked before anything was read"
             self._sources.append(RankSource(agent_name, place(self._slot), self._proved(note)))
         self._kept.clear()
@@ -108,4 +118,6 @@ class NoticesKept:
 
     def send_notif(self, agent_name: str, notif_msg: bytes) -> None:
         """Send a notice that is not tied to a read."""
+        if self._early:
+            return
         self._agent.send_notif(agent_name, notif_msg=self._proved(notif_msg))

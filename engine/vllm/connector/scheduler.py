@@ -20,15 +20,16 @@ from decode.peers import ProducerPeers
 from decode.pulls import Pulls, worth_pulling
 from decode.rank_links import RankLinks
 from engine.vllm.adapters import Adapters
+from engine.vllm.connector import asked
 from engine.vllm.connector.agent_socket import AgentSocket, held_state
 from engine.vllm.connector.cached import SourceLegs, is_source, only_whole_blocks
-from engine.vllm.connector.early import EarlyHandoffs
+from engine.vllm.connector.early import EarlyHandoffs, reads_parts
 from engine.vllm.connector.idling import Idling
 from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
 from engine.vllm.connector.served import rank_in, reads_peers
 from engine.vllm.connector.vouched import VouchedPrompts
 from engine.vllm.weights import adapter_marks, adapter_of
-from kvtransfer.asks import Forget, Introduce, ReleaseName, door_of
+from kvtransfer.asks import door_of
 from kvtransfer.fields import handed_over, held_in, name_in, other_adapter, pull_in, sane
 from kvtransfer.hold_marks import FIELD, SLOTS, Slots, slot_in
 from kvtransfer.span import pull_span
@@ -47,14 +48,13 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._holds = Holds(Slots(SLOTS, secrets.token_bytes(32)))
         self._pulls = Pulls(ProducerPeers(), reads=reads_peers(vllm_config.kv_transfer_config))
         self._links = RankLinks(vllm_config.parallel_config.tensor_parallel_size)
-        self._early = EarlyHandoffs(self._pulls.peers)
         self._vouched = VouchedPrompts(self.block_size) if options.get("digests") else None  # digests are off
+        parts = reads_parts(vllm_config.kv_transfer_config, digests=self._vouched is not None)
+        self._early = EarlyHandoffs(self._pulls.peers, self.block_size, reads_parts=parts)
         self._adapters = Adapters(adapter_of, adapter_marks)
         self._counts: Counter[str] = Counter()
         self._idling = Idling()
-        self._sources = SourceLegs(
-            self._idling.core, self.block_size, len(kv_cache_config.kv_cache_groups), self._counts
-        )
+        self._sources = SourceLegs(self._idling.core, self.block_size, kv_cache_config, self._counts, self._vouched)
         self._socket = AgentSocket(
             None if door is None else door_of(door, rank_in(vllm_config)),
             self.engine_id,
@@ -103,21 +103,13 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             # Read now, and compared with the files once the prompt is computed.
             self._adapters.asked(request.lora_request)
             self._holds.begin(request.request_id, name_in(request.kv_transfer_params), time.monotonic())
+            self._early.prefills(request, name_in(request.kv_transfer_params))
             if self._vouched is not None:
                 self._vouched.begin(request)
 
     def _unpin_others(self, request: Any) -> None:
-        """A first token that was chosen with another adapter is not pinned: the answer is this engine's own."""
-        fields = request.kv_transfer_params
-        if (
-            not fields
-            or FIRST_TOKEN not in fields
-            or not other_adapter(fields, self._adapters.asked(request.lora_request))
-        ):
-            return
-        logger.warning("%s: its first token is of another adapter, and is not pinned", request.request_id)
-        self._counts["not pinned"] += 1
-        del fields[FIRST_TOKEN]  # the sampling parameters share this mapping
+        if _unpinned(request, self._adapters):
+            self._counts["not pinned"] += 1
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many of a prompt's tokens are pulled, and whether any is: those that P holds, if the hold can be
@@ -126,9 +118,10 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if self._early.waits(request.request_id):
             self._hear()
             if self._early.waits(request.request_id):
-                return None, False
+                tokens = self._early.reads(request, num_computed_tokens, self._idling.core)
+                return (tokens, True) if tokens else (None, False)
         if is_source(request):
-            return (0 if self._looked_up(request, num_computed_tokens) else None), False
+            return (0 if self._sources.looked_up(request, num_computed_tokens) else None), False
         fields = request.kv_transfer_params
         if not fields or not fields.get("do_remote_prefill"):
             return 0, False
@@ -147,15 +140,10 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         tokens = worth_pulling(pull.tokens, prompt, num_computed_tokens)
         return tokens, tokens > 0
 
-    def _looked_up(self, request: Any, cached: int) -> bool:
-        """Whether it is known what tiers have of a source leg's prompt, to which it is cut then."""
-        known = self._sources.looked_up(request, cached)
-        if known and self._vouched is not None:
-            self._vouched.begin(request)  # its blocks are those that are left
-        return known
-
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """Note the blocks to read into, which vLLM has just allocated, if the request needs any."""
+        if self._early.reserved(request, blocks, num_external_tokens):
+            return
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         now, entry = time.monotonic(), self._reqs_need_recv.get(request.request_id)
         if entry is None or not entry[3]:  # the request waits for no pull
@@ -165,8 +153,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         ours = handed_over(request.kv_transfer_params)
         self._pulls.allocated(request.request_id, engine, num_external_tokens, now, handed_over=ours)
         _, (local,), (cached,), _ = entry
-        blocks = _pulled(request, list(local), cached, self.block_size)
-        self._reqs_need_recv[request.request_id] = (request, (blocks,), (cached,), True)
+        pulled = _pulled(request, list(local), cached, self.block_size)
+        self._reqs_need_recv[request.request_id] = (request, (pulled,), (cached,), True)
 
     # --- a prefill leg ---
 
@@ -178,8 +166,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         if not _holds(request):
             passed: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
             return passed
-        source = is_source(request)
-        wanted = self._holds.wanted(mine) and (not source or self._sources.ended(request))
+        wanted = self._holds.wanted(mine) and self._sources.ended(request)
         held, fields = super().request_finished(request, block_ids) if wanted else (False, None)
         if self._vouched is not None:
             self._vouched.end(mine)
@@ -195,7 +182,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             fields[ADAPTER] = adapter
         if slot is not None:
             fields[FIELD] = slot.field()
-        if source:
+        if is_source(request):
             only_whole_blocks(fields, self.block_size)
         else:  # also without a slot: the early leg learns that nothing would confirm the pull, and does not wait
             self._ready(self._early.filled(request, fields))
@@ -215,13 +202,18 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
                 self._early.began(new.req_id, new.num_computed_tokens)
         for given_back in self._early.take_given_back():  # only a notice, as of an aborted leg
             self._reqs_need_recv[given_back.request_id] = (given_back, [], (), False)
-        introductions, forgotten = self._take_asked()
+        meets = reads_peers(self.vllm_config.kv_transfer_config)
+        introductions, forgotten = asked.apply(
+            self._socket.take(), self._pulls.peers, self._early, self._holds, time.monotonic(), shakes_hands=meets
+        )
         expected = {
             name: _expected(entry[0], entry[1], self._vouched, tells=not self._early.keeps(name))
             for name, entry in self._reqs_need_recv.items()
         }
         meta = BatonMetadata(super().build_connector_meta(scheduler_output))
         meta.expected = expected
+        meta.parts, meta.parts_over = self._early.blocks.take()
+        meta.number = self._early.step(scheduler_output)
         meta.vouched = {} if self._vouched is None else self._vouched.step(scheduler_output)
         meta.introductions, meta.forgotten = introductions, forgotten
         meta.orders = self._holds.take_orders()
@@ -231,44 +223,36 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """Take what has come from other engines. Returns whether that was the hold of an early leg."""
         ready = self._early.hear()
         self._ready(ready)
-        return bool(ready)
+        return bool(ready) or self._early.has_parts
 
     def _ready(self, requests: list[Any]) -> None:
         """The holds of these early legs are there."""
         for request in requests:
             self._unpin_others(request)
             super().on_new_request(request)  # from here on P is asked to hold
+            if self._early.blocks.has(request.request_id):
+                self._go_on(request)
 
-    def _take_asked(self) -> tuple[tuple[Introduce, ...], tuple[str, ...]]:
-        """The agent's introductions and the engines to forget since the last step. Of one engine that was both
-        introduced and forgotten, the workers get only the last request: their batch has no order.
+    def _go_on(self, request: Any) -> None:
+        """The hold of an early leg that has its blocks is there: pull the rest, if vLLM's question would have that
+        answer. Else the leg gives them back, and vLLM asks.
         """
-        introductions: dict[str, Introduce] = {}
-        forgotten: set[str] = set()
-        for ask in self._socket.take():
-            match ask:
-                case Introduce() as met:
-                    meets = reads_peers(self.vllm_config.kv_transfer_config)
-                    for former in self._pulls.peers.lives(met.instance, but=met.engine_id):
-                        self._early.forget(former)
-                    self._early.meet(met)
-                    self._pulls.peers.met(met.engine_id, met.instance, time.monotonic(), shakes_hands=meets)
-                    introductions[met.engine_id] = met
-                    forgotten.discard(met.engine_id)
-                case Forget(engine_id):
-                    self._pulls.peers.forgotten(engine_id)
-                    self._early.forget(engine_id)
-                    forgotten.add(engine_id)
-                    introductions.pop(engine_id, None)
-                case ReleaseName(name):
-                    self._holds.release(name, time.monotonic())
-        return tuple(introductions.values()), tuple(sorted(forgotten))
+        mine, fields = request.request_id, request.kv_transfer_params
+        if not self.get_num_new_matched_tokens(request, 0)[1]:
+            self._early.blocks.ends(mine)
+        place = self._early.place(request)
+        if place is not None:
+            fields["do_remote_prefill"] = False
+            tokens = len(request.prompt_token_ids) - place.cached * self.block_size
+            self._pulls.allocated(mine, fields["remote_engine_id"], tokens, time.monotonic())
+            self._reqs_need_recv[mine] = (request, (list(place.local),), (place.cached,), True)
 
     def _rest(self, scheduler_output: Any) -> None:
         """Pause an engine that only holds blocks until there is news, instead of a step each millisecond."""
         if (
             scheduler_output.total_num_scheduled_tokens
             or self._pulls.under_way
+            or self._early.blocks.busy
             or self._holds.has_orders
             or self._reqs_need_recv
             or self._socket.waits
@@ -283,12 +267,15 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         now, told = time.monotonic(), connector_output.kv_connector_worker_meta
         if isinstance(told, WorkerReport):
             self._counts += told.counts
+            self._early.computed(told.step)
+            self._early.timed(told.took)
             for engine, link in self._links.told(told.peers).items():
                 self._pulls.peers.stands(engine, link)
             for request, because in told.ended.items():
                 self._pulls.said(request, because)
         for request in connector_output.finished_recving or ():
             self._pulls.ended(request, now, failed=request in connector_output.failed_recving)
+            self._early.blocks.ended(request)
         if connector_output.finished_sending:
             self._idling.news()
         for request in connector_output.finished_sending or ():
@@ -300,6 +287,16 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """Close the agent socket; vLLM calls this when the engine ends."""
         self._socket.close()
         super().shutdown()
+
+
+def _unpinned(request: Any, adapters: Adapters) -> bool:
+    """Whether a first token that was chosen with another adapter is not pinned: the answer is this engine's own."""
+    fields = request.kv_transfer_params
+    if not fields or FIRST_TOKEN not in fields or not other_adapter(fields, adapters.asked(request.lora_request)):
+        return False
+    logger.warning("%s: its first token is of another adapter, and is not pinned", request.request_id)
+    del fields[FIRST_TOKEN]  # the sampling parameters share this mapping
+    return True
 
 
 def _pulled(request: Any, local: list[int], cached: int, block_size: int) -> list[int]:

@@ -12,29 +12,26 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
 from vllm.platforms import current_platform
 
 from decode.reads import PullOutcome, Reads
 from engine.vllm.connector.digests import Digests
 from engine.vllm.connector.held_slots import HeldSlots
-from engine.vllm.connector.links import Links, NotServed, SlotTable, described, offered
+from engine.vllm.connector.links import Links, NotServed, SlotTable, offered
+from engine.vllm.connector.links_worker import LinksWorker
 from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
 from engine.vllm.connector.paced import NoticesKept, paced
 from engine.vllm.connector.pages import regions
-from engine.vllm.connector.served import reads_peers
+from engine.vllm.connector.part_reads import NOT_AWAITED, EarlyReadsHere, PartsWorker
 from engine.vllm.connector.slot_reads import Follower, SlotReads
-from kvtransfer.asks import Introduce
 from kvtransfer.block_digests import Region
 from kvtransfer.hold_marks import SLOTS
 
 logger = logging.getLogger("vllm.baton.worker")
 
 
-class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
-    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorWorker`. The class is
-    long because vLLM calls all these hooks on one object.
-    """
+class BatonWorker(PartsWorker, LinksWorker):
+    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorWorker`."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         from vllm.distributed.nixl_utils import NixlWrapper  # noqa: PLC0415 - vLLM loads NIXL when it is asked for
@@ -55,6 +52,9 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         """As D: the hold that each request must find, until its pull has ended."""
         self._told = WorkerReport(Counter(), {}, {})
         """The next report to the scheduler half."""
+        self._parts = EarlyReadsHere()
+        self._step = 0
+        """This step's number, if its end is to be reported."""
         self._reads = Reads(self._agent, self._slots.landings(), self._slots.prepare)
         self._follower = Follower(self._reads, lambda: current_platform.set_device(self.device_id))
 
@@ -80,79 +80,12 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         sizes = self.block_stride_per_layer, self.block_len_per_layer
         return regions(bases, *sizes, blocks=self._logical_num_blocks, parts=parts)
 
-    # --- peers ---
-
-    def meet(self, metadata: BatonMetadata) -> None:
-        """Shake hands with introduced engines, in the background; forget engines that are gone. An agent repeats an
-        introduction while the link is not well: then the link is tried again.
-        """
-        for met in metadata.introductions:
-            for former in self._links.introduce(met):
-                self._forget(former)
-            if (
-                reads_peers(self.kv_transfer_config)
-                and self._ensure_handshake(met.engine_id, met.instance, 0, met.ranks) is None
-            ):
-                self._look_again(met.engine_id)
-        for engine_id in metadata.forgotten:
-            self._forget(engine_id)
-
-    def _forget(self, engine_id: str) -> None:
-        self._links.forget(engine_id)
-        with self._handshake_lock:  # vLLM's `_cleanup_remote_engines`: its state goes once no read uses it
-            for address in [each for each, name in self._engine_by_address.items() if name == engine_id]:
-                del self._engine_by_address[address]
-
-    def _look_again(self, engine_id: str) -> None:
-        """For an engine that has shaken hands with this one before: report how the link stands, or try the first read
-        once more, on the handshake thread. vLLM releases no peer while a handshake is under way.
-        """
-        if self._links.report_met(engine_id):
-            return
-        with self._handshake_lock:
-            if engine_id in self._handshake_futures or engine_id not in self._remote_agents:
-                return
-            agents = dict(self._remote_agents[engine_id])
-            future = self._handshake_initiation_executor.submit(self._links.try_all, engine_id, agents)
-            self._handshake_futures[engine_id] = future
-        future.add_done_callback(lambda _: self._handshake_futures.pop(engine_id, None))
-
-    def _ensure_handshake(self, engine_id: str, host: str, port: int, tp_size: int, *more: Any, **named: Any) -> Any:
-        """vLLM's, but with the introduced instance's name for `host`: no address in a request is ever connected to."""
-        instance, ranks = self._links.address(engine_id)
-        return super()._ensure_handshake(engine_id, instance, 0, ranks)
-
-    def _nixl_handshake(
-        self, host: str, port: int, remote_tp_size: int, expected_engine_id: str, *more: Any, **named: Any
-    ) -> tuple[dict[tuple[int, int], str], float]:
-        """vLLM's, but with the introduction in place of a question over ZMQ. Runs on the handshake thread; an error is
-        a failed handshake.
-        """
-        met = self._links.introduction(expected_engine_id)
-        if not self.use_host_buffer:
-            current_platform.set_device(self.device_id)
-        ranks = self.transfer_topo.handshake_target_ranks(met.ranks, 1)
-        agents = {(0, rank): self._add(met, rank) for rank in ranks}
-        self._links.try_all(met.engine_id, agents)
-        return agents, 0.0
-
-    def _add(self, met: Introduce, rank: int) -> str:
-        metadata, told = described(met, rank, self.compat_hash if self.enforce_compat_hash else None)
-        self._validate_remote_parallel_config(metadata)
-        slots = self._links.slots(met, rank, told)
-        agent: str = self.add_remote_agent(metadata, rank, met.ranks, metadata.dcp_size)
-        self._links.reached(met.engine_id, rank, slots)
-        return agent
-
-    def _cleanup_remote_engine(self, engine_id: str, *, log_eviction: bool = True) -> None:
-        super()._cleanup_remote_engine(engine_id, log_eviction=log_eviction)
-        self._links.released(engine_id)
-
     # --- as D: reads ---
 
     def start_load_kv(self, metadata: BatonMetadata) -> None:
         """vLLM's, after noting which hold each request must find in its slot."""
         self._expected.update(metadata.expected)
+        self._begin_parts(metadata)
         super().start_load_kv(metadata)
 
     def _read_blocks_for_req(self, req_id: str, meta: Any) -> None:
@@ -161,6 +94,10 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if not meta.awaiting_kvs and engine_id not in self._links and engine_id not in self._remote_agents:
             self._told.counts["not told"] += 1  # the hold's producer is unknown, so no notice can be sent
             self._expected.pop(req_id, None)
+            return
+        early = self._parts.take(req_id) if meta.awaiting_kvs else None
+        if early is not None:
+            self._join(req_id, meta, early)
             return
         try:
             self._read(req_id, meta, self._expected.get(req_id, ExpectedHold(None)))
@@ -175,7 +112,8 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if engine_id in self._remote_agents or req_id in self._recv_failures:
             self._expected.pop(req_id, None)
 
-    def _read(self, req_id: str, meta: Any, expected: ExpectedHold) -> None:
+    def _read(self, req_id: str, meta: Any, expected: ExpectedHold, early: Sequence[Any] = ()) -> None:
+        """`early`: reads for the request that have begun before."""
         engine_id, slot = meta.remote.engine_id, expected.slot
         met = engine_id in self._remote_agents and engine_id not in self._invalid_remote_engines
         reads = meta.awaiting_kvs and any(meta.local_block_ids)
@@ -185,6 +123,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         handles = self._recving_transfers.get(req_id)
         if handles and slot is not None and sources and req_id not in self._recv_failures:
             beside, wrong = self._compare(meta, expected, remote)
+            handles[:0] = early
             self._reads.add(req_id, handles, sources, slot.mark, beside=beside, wrong=wrong, tells=expected.tells)
             self._follower.wake()
 
@@ -208,6 +147,15 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         """
         engine_id = meta.remote.engine_id
         self._links.check_slot(engine_id, self.tp_mappings[engine_id].all_source_ranks, expected.slot)
+        return list(meta.remote.block_ids[0]) if self._cut(meta) else ()
+
+    def _cut(self, meta: Any) -> bool:
+        """Cut P's blocks to this prompt's own. Returns whether they have this engine's size.
+
+        Raises:
+            NotServed: they cannot be read into this engine's.
+        """
+        engine_id = meta.remote.engine_id
         info = self.transfer_topo.get_engine_info(engine_id)
         ratio = self._physical_blocks_per_logical_kv_block
         pieces = self.transfer_topo.block_size_ratio(info.remote_block_size)
@@ -217,7 +165,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         if info.remote_physical_blocks_per_logical != ratio:
             raise NotServed("its attention divides blocks into other parts than ours: set the same `--block-size`")
         meta.remote.block_ids = _aligned(meta, self.dst_num_blocks[engine_id] // ratio, pieces)
-        return list(meta.remote.block_ids[0]) if alike else ()
+        return bool(alike)
 
     def _read_blocks(self, **fields: Any) -> bool:
         """vLLM's; the notice of having read is kept until the slot has been read."""
@@ -238,10 +186,12 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 continue
             _record(self.xfer_stats, outcome)
             done.add(request)
+            self._time(request, outcome)
             self._told.counts["confirmed" if outcome.good else outcome.because] += 1
             self._told.ended[request] = outcome.because
             if not outcome.good:
-                logger.warning("%s is computed here: %s", request, outcome.because)
+                if outcome.because != NOT_AWAITED:
+                    logger.warning("%s is computed here: %s", request, outcome.because)
                 failed.add(request)
                 self._handle_failed_transfer(request, None, None, record_failed_transfer=outcome.broken)
         return done, failed
@@ -250,6 +200,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
 
     def step(self, metadata: BatonMetadata) -> None:
         """Before a step computes anything: apply the scheduler half's orders about holds."""
+        self._step = metadata.number
         if metadata.orders:
             self._held.step(metadata.orders)
 
@@ -284,6 +235,7 @@ class BatonWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             self._told.counts.update(self._held.take_counts())
         if self._links.has_news:
             self._told.peers.update({engine: {self.tp_rank: link} for engine, link in self._links.take_news().items()})
+        self._told.step, self._step = self._step, 0
         if not self._told:
             return None  # most steps
         told, self._told = self._told, WorkerReport(Counter(), {}, {})
