@@ -16,9 +16,24 @@ class KeptFiles:
         self._files_max = files_max
         self._used: dict[Hashable, None] = {}
         self._writing: Counter[Hashable] = Counter()
+        self._new: set[Hashable] = set()
+        """Those of them that were not there before: a file that is written again is whole until it is replaced."""
 
     def __len__(self) -> int:
         return len(self._used)
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether the file is there, and whole."""
+        return key in self._used and key not in self._new
+
+    def lost(self, keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
+        """These files could not be written, or not be read. Returns those that are to be removed; one that is being
+        written again will be whole.
+        """
+        gone = tuple(key for key in keys if key in self._used and key not in self._writing)
+        for key in gone:
+            del self._used[key]
+        return gone
 
     def used(self, key: Hashable) -> None:
         """A file was asked for. An unknown file stays unknown."""
@@ -29,6 +44,8 @@ class KeptFiles:
     def added(self, keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
         """Files are about to be written. Returns the files to remove in exchange."""
         for key in keys:
+            if key not in self:
+                self._new.add(key)
             self._used.pop(key, None)
             self._used[key] = None
             self._writing[key] += 1
@@ -40,6 +57,7 @@ class KeptFiles:
             self._writing[key] -= 1
             if self._writing[key] <= 0:
                 del self._writing[key]
+                self._new.discard(key)
 
     def _over(self) -> tuple[Hashable, ...]:
         over = len(self._used) - self._files_max

@@ -94,7 +94,26 @@ def test_a_file_that_is_being_written_stays() -> None:
     assert kept.added("e") == ("a", "c") and len(kept) == 2
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "use", "end"]), st.integers(0, 12)), max_size=80), st.integers(1, 5))
+def test_a_file_is_there_once_it_is_written_and_until_it_is_lost() -> None:
+    kept = KeptFiles(3)
+    kept.added("ab")
+    assert "a" not in kept, "it is being written"
+    kept.written("ab")
+    assert "a" in kept and "b" in kept and "c" not in kept
+    kept.added("a")
+    assert "a" in kept, "it is whole until it is replaced"
+    assert kept.lost("abc") == ("b",), "`a` will be whole, `c` is unknown"
+    kept.written("a")
+    assert "a" in kept and "b" not in kept and len(kept) == 1
+    kept.added("c")
+    kept.written("c")
+    assert kept.lost("c") == ("c",) and "c" not in kept, "it could not be written"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["add", "use", "end", "lose"]), st.integers(0, 12)), max_size=80),
+    st.integers(1, 5),
+)
 def test_at_most_the_bound_and_the_files_being_written_are_kept(steps: list[tuple[str, int]], most: int) -> None:
     kept, there, writing = KeptFiles(most), set[int](), list[int]()
     for what, key in steps:
@@ -106,7 +125,12 @@ def test_at_most_the_bound_and_the_files_being_written_are_kept(steps: list[tupl
             there -= set(gone)  # type: ignore[arg-type]
         elif what == "use":
             kept.used(key)
-        elif key in writing:
+        elif what == "end" and key in writing:
             writing.remove(key)
             kept.written((key,))
+        elif what == "lose":
+            lost = kept.lost((key,))
+            assert not set(lost) & set(writing)
+            there -= set(lost)  # type: ignore[arg-type]
         assert len(kept) == len(there) <= most + len(set(writing))
+        assert all(each in there for each in range(13) if each in kept)

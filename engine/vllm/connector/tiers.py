@@ -7,7 +7,7 @@ Runs inside vLLM's process. vLLM imports its classes by name (`engine.vllm.tiers
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -162,6 +162,9 @@ class HostCopies(OffloadingWorker):  # type: ignore[misc]
 class BoundedFiles(FileSystemTierManager):  # type: ignore[misc]
     """vLLM's tier of files, with a bound: files used longest ago are removed. vLLM's own grows without a bound. Each
     data parallel rank has a folder of its own, so it removes no other rank's files.
+
+    Its folder belongs to this start of the engine, so the tier knows which files there are. vLLM's own asks the file
+    system, on another thread, and a prompt waits a step of the engine for the answer.
     """
 
     def __init__(self, offloading_spec: Any, *args: Any, limit_bytes: int, root_dir: str, **more: Any) -> None:
@@ -169,32 +172,47 @@ class BoundedFiles(FileSystemTierManager):  # type: ignore[misc]
         super().__init__(offloading_spec, *args, root_dir=str(folder), **more)
         self._kept: Final = KeptFiles(max(1, limit_bytes // self._block_size))
         self._writing: Final[dict[Any, tuple[Any, ...]]] = {}
+        self._reading: Final[dict[Any, tuple[Any, ...]]] = {}
+        """The blocks of the jobs under way, by job."""
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """vLLM's; a file that is asked for counts as used now."""
-        found = super().lookup(key, req_context)
-        if found is LookupResult.HIT:
-            self._kept.used(key)
-        return found
+        """Whether a block's file is there. A file that is asked for counts as used now."""
+        if key not in self._kept:
+            return LookupResult.MISS
+        self._kept.used(key)
+        return LookupResult.HIT
 
     def submit_store(self, job_metadata: Any) -> None:
         """Write blocks, and remove the files that are then too many."""
         keys = self._writing[job_metadata.job_id] = tuple(job_metadata.keys)
         gone = self._kept.added(keys)
         super().submit_store(job_metadata)
-        for key in gone:
-            with contextlib.suppress(OSError):
-                Path(self.file_mapper.get_file_name(key)).unlink()
-        if gone:
-            self._lookup_manager.mark_miss(gone)
-            if self.events is not None:
-                self.events.append(
-                    OffloadingEvent(keys=list(gone), medium=self.medium, removed=True, locality=self.locality)
-                )
+        self._remove(gone, told=gone)
+
+    def submit_load(self, job_metadata: Any) -> None:
+        """Read blocks."""
+        self._reading[job_metadata.job_id] = tuple(job_metadata.keys)
+        super().submit_load(job_metadata)
 
     def get_finished_jobs(self) -> Any:
-        """Files that are written may be removed from now on."""
+        """The jobs that have ended. Files that are written may be removed from now on; those that could not be written
+        or read are not there.
+        """
         results = list(super().get_finished_jobs())
         for each in results:
-            self._kept.written(self._writing.pop(each.job_id, ()))
+            written, read = self._writing.pop(each.job_id, ()), self._reading.pop(each.job_id, ())
+            self._kept.written(written)
+            if not each.success:
+                lost = self._kept.lost(set(written + read).difference(each.successful_keys or ()))
+                self._remove(lost, told=set(read).intersection(lost))  # no event has said that the others are there
         return results
+
+    def _remove(self, keys: Iterable[Any], *, told: Collection[Any]) -> None:
+        """Remove files. `told`: those of which KV events have said that they are there."""
+        for key in keys:
+            with contextlib.suppress(OSError):
+                Path(self.file_mapper.get_file_name(key)).unlink()
+        if told and self.events is not None:
+            self.events.append(
+                OffloadingEvent(keys=list(told), medium=self.medium, removed=True, locality=self.locality)
+            )
