@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support import device
-from support.cluster import Cluster, descendants, within
+from support.cluster import Cluster, descendants, processes, within
 from support.tickets import GuardedUrl, ticketed
 
 from engine.vllm.command import CPU_KV_LEASE_S
@@ -111,19 +111,6 @@ class Load:
         async with asyncio.timeout(60):
             while len(self.outcomes) < until:
                 await asyncio.sleep(0.05)
-
-
-def processes(cluster: Cluster, instance: str) -> dict[str, int]:
-    """Process ids of an instance's agent, vLLM server and engine core."""
-    agent = cluster.status()[instance]["pid"]
-    found = {"agent": agent}
-    for pid in descendants(agent):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"EngineCore" in words:
-            found["core"] = pid
-        elif b"api_server" in words and b"keeper" not in words:
-            found["server"] = pid
-    return found
 
 
 def post(url: str, body: dict[str, Any]) -> dict[str, Any]:

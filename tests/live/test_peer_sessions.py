@@ -1,7 +1,7 @@
 """Conversations that need more than a prefill engine's cache, with and without prompts' beginnings from the peer.
 
 `baton up` runs real engines; the router hands over wherever it can (`support.pairs_only`). The decode engine's cache
-has all of the conversations.
+has all of the conversations. With one and with two data parallel ranks in each engine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from support import cluster as clusters
 from support.cluster import Cluster, with_support, within
 from support.talks import Heard, converse
 
@@ -27,11 +28,12 @@ FILE = """
 models:
   - name: baton-tiny
     pools:
-      prefill: {start: 1, engine_args: {num-gpu-blocks-override: 24}}
-      decode: {start: 1}
+      prefill: {start: 1, shape: {dp: RANKS}, engine_args: {num-gpu-blocks-override: 24}}
+      decode: {start: 1, shape: {dp: RANKS}}
 transfer: {connector: baton, peers: PEERS}
 """
-TALKS = 5
+TALKS = {1: 5, 2: 9}
+"""Conversations by the number of ranks. Each rank's cache in the prefill engine has room for two."""
 
 
 @dataclass
@@ -58,12 +60,13 @@ class Front:
         with urllib.request.urlopen(self.admin + path, timeout=30) as answer:
             return dict(json.loads(answer.read()))
 
-    def proven(self) -> bool:
-        return self.metric('baton_pair_proofs_total{result="passed"}') >= 1
+    def proven(self, pairs: int) -> bool:
+        return self.metric('baton_pair_proofs_total{result="passed"}') >= pairs
 
 
 @contextmanager
-def pairs_only(cluster: Cluster) -> Iterator[Front]:
+def pairs_only(cluster: Cluster, pairs: int) -> Iterator[Front]:
+    """The router, once it has proven so many pairs."""
     record = json.loads(next((cluster.state / "baton" / "clusters").glob("*.json")).read_text())
     argv = [sys.executable, "-m", "support.pairs_only", "router", "--json", "--port", "0", "--admin-port", "0"]
     argv += ["--policy", "workload", "--ticket-keys-file", record["ticket_keys_file"]]
@@ -74,31 +77,34 @@ def pairs_only(cluster: Cluster) -> Iterator[Front]:
         try:
             told = json.loads(said.readline())
             front = Front(told["endpoint"], told["admin"])
-            within(60, front.proven)
+            within(120, lambda: front.proven(pairs))
             yield front
         finally:
             process.terminate()
             process.wait(30)
 
 
-def seen_with(folder: Path, peers: str) -> Seen:
+def seen_with(folder: Path, peers: str, ranks: int) -> Seen:
     folder.mkdir()
-    with Cluster.of(folder, FILE.replace("PEERS", peers)) as cluster:
-        with pairs_only(cluster) as front:
-            seen = Seen(**vars(converse(front.endpoint, TALKS)))
+    with Cluster.of(folder, FILE.replace("PEERS", peers).replace("RANKS", str(ranks))) as cluster:
+        with pairs_only(cluster, ranks * ranks) as front:
+            seen = Seen(**vars(converse(front.endpoint, TALKS[ranks])))
             seen.held = front.metric('baton_prefix_sources_total{outcome="held"}')
             seen.tokens = front.metric("baton_prefix_source_tokens_total")
         within(30, cluster.idle)
     return seen
 
 
-def test_conversations_with_and_without_peers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_conversations_with_and_without_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     """The answers are the same with and without peers; with peers fewer tokens are computed."""
-    told = {peers: seen_with(tmp_path / peers, peers) for peers in ("true", "false")}
+    monkeypatch.setattr(clusters, "START_S", 600.0)  # with ranks four engine cores start on two processor cores
+    told = {peers: seen_with(tmp_path / peers, peers, ranks) for peers in ("true", "false")}
     for peers, seen in told.items():
         first_ms = sorted(1000 * each for each in seen.first_s)
         print(
-            f"peers {peers}: first token {median(first_ms):.0f} ms ({first_ms[0]:.0f} to {first_ms[-1]:.0f}), "
+            f"ranks {ranks}, peers {peers}: first token {median(first_ms):.0f} ms "
+            f"({first_ms[0]:.0f} to {first_ms[-1]:.0f}), "
             f"{seen.computed} tokens computed, {seen.held:.0f} holds of {seen.tokens:.0f} tokens"
         )
     assert told["true"].said == told["false"].said

@@ -191,24 +191,18 @@ transfer: {connector: auto}
 TALKS, TURNS = 8, 5
 
 
-def _hit_rate(cluster: Cluster, ranks: int) -> float:
-    """Over conversations that take turns, the share of all prompt tokens that was in a cache: the engine's own, or one
-    of another engine, from which they were pulled.
+def _hit_rate(cluster: Cluster) -> float:
+    """Over conversations that take turns, the share of all prompt tokens that clients are told was in a cache. An
+    engine that pulls a beginning from another one counts it as cached.
     """
     _talk(cluster, prompts(4, seed=20), turns=3)  # the router learns how fast these engines are
-    before = _pulled(cluster, ranks)
     prompt, cached = _talk(cluster, prompts(TALKS, seed=21), turns=TURNS)
-    pulled = _pulled(cluster, ranks) - before
-    print(f"{prompt} prompt tokens, {cached} cached, {pulled} pulled")
-    return (cached + pulled) / prompt
-
-
-def _pulled(cluster: Cluster, ranks: int) -> int:
-    return sum(each.external_kv_tokens for name in cluster.urls for each in parse_loads(cluster.metrics(name), ranks))
+    print(f"{prompt} prompt tokens, {cached} cached")
+    return cached / prompt
 
 
 def _talk(cluster: Cluster, starts: list[str], turns: int) -> tuple[int, int]:
-    """All prompt tokens, and those of them that the engine's own cache had."""
+    """All prompt tokens, and those of them that were in a cache."""
     talks = [(each * 12)[:1150] for each in starts]  # a chunk of the prefix-cache index has some 1,000 bytes
     prompt = cached = 0
     for turn in range(turns):
@@ -231,12 +225,12 @@ def test_prefixes_are_found_as_on_two_instances(tmp_path: Path) -> None:
         folder.mkdir()
         file = BOTH.replace("STARTS", str(starts)).replace("DP", str(ranks))
         with Cluster.of(folder, file) as cluster:
-            rates.append(_hit_rate(cluster, ranks))
+            rates.append(_hit_rate(cluster))
             used = [each.prompt_tokens for name in cluster.urls for each in parse_loads(cluster.metrics(name), ranks)]
             print(f"{name}: {rates[-1]:.4f} of all prompt tokens were in a cache; prompt tokens {used}")
             assert len(used) == 2 and min(used) > sum(used) / 20
-    # In the simulator the two rates are equal (tests/sim/test_ranks.py). Here the first turns go elsewhere in each run.
-    assert rates[0] > 0.5 and abs(rates[0] - rates[1]) <= 0.05, rates
+    # In the simulator the two rates are equal (tests/sim/test_ranks.py).
+    assert rates[0] > 0.5 and abs(rates[0] - rates[1]) <= 0.02, rates
 
 
 TIERED = """

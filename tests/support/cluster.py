@@ -28,6 +28,8 @@ START_S = 240.0
 
 
 TESTS = str(Path(__file__).resolve().parents[1])
+PROGRAM = ("-m", "baton")
+"""The words after Python's name that run `baton`."""
 
 
 def with_support() -> dict[str, str]:
@@ -61,7 +63,7 @@ class Cluster:
     """The folder of its temporary files. Paths of pytest's own folders are too long for Unix sockets."""
 
     @classmethod
-    def start(cls, state: Path, *words: str, program: tuple[str, ...] = ("-m", "baton")) -> Cluster:
+    def start(cls, state: Path, *words: str, program: tuple[str, ...] = PROGRAM) -> Cluster:
         """Start `baton up`; `wait_ready` waits until it serves. `state` becomes XDG_STATE_HOME.
 
         Its router hands over whenever it can, unless a `--policy` or a cluster file decides (`support.hands_over`).
@@ -84,11 +86,11 @@ class Cluster:
 
     @classmethod
     @contextmanager
-    def of(cls, state: Path, file: str) -> Iterator[Cluster]:
+    def of(cls, state: Path, file: str, *, program: tuple[str, ...] = PROGRAM) -> Iterator[Cluster]:
         """A cluster of a cluster file with this text. It is ready when the context begins, and stopped at its end."""
         path = state / "baton.yaml"
         path.write_text(file)
-        cluster = cls.start(state, str(path))
+        cluster = cls.start(state, str(path), program=program)
         try:
             cluster.wait_ready()
             yield cluster
@@ -244,6 +246,31 @@ def descendants(of: int) -> set[int]:
     while frontier:
         frontier = {child for child, parent in parents.items() if parent in frontier} - found
         found |= frontier
+    return found
+
+
+def processes(cluster: Cluster, instance: str) -> dict[str, int]:
+    """Process ids of an instance's agent, vLLM server and engine core."""
+    agent = cluster.status()[instance]["pid"]
+    found = {"agent": agent}
+    for pid in descendants(agent):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"EngineCore" in words:
+            found["core"] = pid
+        elif b"api_server" in words and b"keeper" not in words:
+            found["server"] = pid
+    return found
+
+
+def mapped(pids: set[int]) -> set[str]:
+    """Names of the shared memory and the semaphores that these processes use now."""
+    found = set()
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        except OSError:
+            continue
+        found |= {line.split("/dev/shm/")[1].split()[0] for line in lines if "/dev/shm/" in line}
     return found
 
 

@@ -27,15 +27,18 @@ class Heard:
     """All prompt tokens of those turns."""
     said: list[str] = field(default_factory=list)
     """Answers, turn by turn, in the order of the conversations."""
+    asked: list[list[dict[str, str]]] = field(default_factory=list)
+    """The messages that these answers are to."""
 
 
 @dataclass
-class _Turn:
+class Turn:
     """One answer."""
 
     text: str = ""
     first_s: float = 0.0
     usage: dict[str, Any] = field(default_factory=dict)
+    """Comes last. Empty: the answer was not complete."""
 
 
 def converse(endpoint: str, talks: int, *, at_once: int = 1, seed: int | None = None) -> Heard:
@@ -61,9 +64,10 @@ def converse(endpoint: str, talks: int, *, at_once: int = 1, seed: int | None = 
             order = list(range(talks))
             if seed is not None:
                 chance.shuffle(order)
-            answers = dict(zip(order, clients.map(lambda at: _ask(endpoint, messages[at]), order), strict=True))
+            answers = dict(zip(order, clients.map(lambda at: ask(endpoint, messages[at]), order), strict=True))
             for number, each in enumerate(messages):
                 answer = answers[number]
+                heard.asked.append(list(each))
                 each.append({"role": "assistant", "content": answer.text})
                 heard.said.append(answer.text)
                 if turn:
@@ -74,8 +78,14 @@ def converse(endpoint: str, talks: int, *, at_once: int = 1, seed: int | None = 
     return heard
 
 
-def _ask(endpoint: str, messages: list[dict[str, str]]) -> _Turn:
-    began, turn = time.monotonic(), _Turn()
+def ask(endpoint: str, messages: list[dict[str, str]]) -> Turn:
+    """One streamed answer.
+
+    Raises:
+        OSError: the status is not 200, or the connection broke.
+        KeyError: the stream ended with an error.
+    """
+    began, turn = time.monotonic(), Turn()
     for event in _stream(endpoint, messages):
         for choice in event["choices"]:
             said = choice["delta"].get("content") or ""
