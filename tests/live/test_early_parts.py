@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import device
 from support.cluster import within
 from support.engine_pair import Open, ask
 from support.random_models import write_model
@@ -22,6 +23,8 @@ from support.two_engines import TwoEngines, real_engines
 from bench.pair import Engines
 from cluster import wire
 from cluster.ids import InstanceId, TransferId
+from cluster.instance import Role
+from engine.vllm.tiers import Tiers
 from kvtransfer.door import ask as knock
 from kvtransfer.door import introduce_each_other
 
@@ -143,6 +146,30 @@ def test_a_producer_that_d_loses_is_not_waited_for(fleet: Fleet) -> None:
     within(10, fleet.nothing_is_held)
     introduce_each_other(*((each, fleet.engines.door(each)) for each in "pd"))
     within(20, lambda: bool(fleet.state("d")["peers"]))
+
+
+def test_beside_a_tier(tmp_path: Path, model: Path) -> None:
+    """Host memory below small KV caches: D's copies into its tier and early reads go for the same blocks, and some
+    prompts come back from P's or D's tier instead.
+    """
+    tiers = Tiers(host_bytes=1 << 30, disk_bytes=0, folder="")
+    flags = (*device.flags(), "--max-num-batched-tokens", "256", "--num-gpu-blocks-override", "40")
+    roles = {"p": Role.PREFILL, "d": Role.DECODE}
+    more = {"tiers": tiers, "max_model_len": 2048}
+    with Engines(tmp_path, str(model), roles, flags=flags, more=more, gpus=device.gpus()) as running:
+        fleet = Fleet(running)
+        fleet.met()
+        prompts = [fleet.prompt(LONG) for _ in range(5)]
+        alone = [fleet.hand_over(prompt) for prompt in prompts]
+        for _ in range(2):
+            assert [fleet.hand_over(prompt) for prompt in prompts] == alone
+        more_of_them = [fleet.prompt(1200) for _ in range(6)]
+        told = list(fleet.pool.map(fleet.hand_over, more_of_them))
+        assert told == [fleet.alone(prompt) for prompt in more_of_them]
+        assert alone == [fleet.alone(prompt) for prompt in prompts]
+        print({name: fleet.count(name) for name in ("parts read early", "confirmed", "early reads in vain")})
+        assert fleet.count("parts read early") > 0
+        fleet.both_live()
 
 
 def test_nothing_hangs_when_d_or_p_is_killed(tmp_path: Path, model: Path) -> None:
