@@ -104,7 +104,7 @@ class _Leg:
     """The producer's complete blocks, from the prompt's first on."""
     place: Place | None = None
     ordered: int = 0
-    """The index in the prompt of the first block whose read was not ordered."""
+    """The index in the prompt of the first block that no read was ordered for."""
     tried: bool = False
     """Whether blocks were asked for. A leg that does not get them waits as any early leg."""
     spoilt: bool = False
@@ -120,7 +120,7 @@ class EarlyReads:
         self._taken: Final[dict[str, int]] = {}
         """By leg: how many blocks it has, until its hold is there or the ranks have said that no read is under way."""
         self._ending: Final[set[str]] = set()
-        """Legs whose blocks are to be given back, until the ranks have said that no read is under way."""
+        """Legs that give their blocks back, until the ranks have said that no read is under way."""
         self._over: list[tuple[str, PartRead]] = []
         self.rates: Final = LinkRates()
         self.counts: Final[Counter[str]] = Counter()
@@ -200,8 +200,8 @@ class EarlyReads:
         return reads
 
     def ready(self, request: str, hold: str, life: int, tokens: int, blocks: Sequence[int]) -> Place | None:
-        """The hold is there: the blocks whose pull goes on as an ordinary one, confirmed by its mark. None: the leg has
-        none, or what was read is not the hold's, and the leg gives its blocks back (`take_over`).
+        """The hold is there: the blocks of its pull, which goes on as an ordinary one, confirmed by the mark. None: the
+        leg has none, or what was read is not the hold's, and the leg gives its blocks back (`take_over`).
 
         Args:
             request: the leg's.
@@ -235,7 +235,7 @@ class EarlyReads:
         self._over.append((request, PartRead(leg.engine, leg.part.request, place.cached, (), place.local)))
 
     def take_over(self) -> dict[str, PartRead]:
-        """The legs whose blocks are given back when no read into them is under way; `local` has them all. Each once."""
+        """The legs that give their blocks back when no read into them is under way; `local` has them all. Each once."""
         over, self._over = self._over, []
         return dict(over)
 

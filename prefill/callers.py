@@ -52,7 +52,7 @@ class Callers:
         return None
 
     def asking(self, name: str) -> tuple[str, ...]:
-        """The consumers that have asked for a name whose hold does not stand yet."""
+        """The consumers that have asked for a name before its hold stands."""
         return self._asked.get(name, ())
 
     def filled(self, request: str, ready: Ready) -> tuple[str, ...]:

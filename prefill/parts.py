@@ -28,7 +28,7 @@ class _Prompt:
     planned: int = 0
     """Tokens that are computed once all planned steps are."""
     complete: int = 0
-    """Tokens whose steps' outputs are there."""
+    """Tokens of the steps that have given their outputs."""
     life: int = 0
     chunk: int = 0
     began: float | None = None
@@ -65,7 +65,7 @@ class Parts:
 
         Args:
             number: the step's; later steps have higher ones.
-            request: one whose tokens it computes.
+            request: one of those that it computes tokens of.
             before: the request's tokens that are computed before it.
             scheduled: those that it computes.
             blocks: the blocks that the request gets for it.

@@ -4,7 +4,7 @@ nothing hangs, nothing stays held, and nothing is left behind.
 
 Not checked:
 
-- files whose bytes are others, with the right length: neither vLLM nor Baton has a checksum of them, so an engine would
+- files with other bytes and the right length: neither vLLM nor Baton has a checksum of them, so an engine would
   read them as they are (nothing but the engine's own user can write there);
 - a disk that is full, slow or returns errors, and host memory that runs out;
 - an agent or a router that dies (`tests/live/test_losses.py`, without tiers), and keepers killed with their agents;

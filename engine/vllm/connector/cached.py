@@ -32,7 +32,7 @@ class SourceLegs:
             kv_cache_config: vLLM's. With several groups of layers, what one group has may be of no use, so tiers are
                 left out.
             counts: where legs are counted.
-            vouched: the prompts whose blocks get digests; None: none do.
+            vouched: the prompts that get digests for their blocks; None: none do.
         """
         self._core: Final = core
         self._block_size: Final = block_size

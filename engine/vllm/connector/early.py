@@ -269,7 +269,7 @@ def reads_parts(transfer: Any, *, digests: bool) -> bool:
     """Whether an engine may read blocks of prompts that are not complete yet.
 
     Digests are written when a prompt is complete, and a pull compares all its blocks: no parts. Nor are there any where
-    vLLM fails a request whose blocks did not come: a leg that was read early in vain pulls once more.
+    vLLM fails a request if its blocks did not come: a leg that was read early in vain pulls once more.
 
     Args:
         transfer: vLLM's configuration of KV transfers.

@@ -89,7 +89,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         self.took = took or {}
         """By engine id: the blocks that were read from it, and the seconds on the wire."""
         self.step = step
-        """The step whose output this report comes with, if it was to be reported (`BatonMetadata.number`)."""
+        """The step with which this report comes, if its end was to be reported (`BatonMetadata.number`)."""
 
     def __bool__(self) -> bool:
         return bool(self.counts or self.peers or self.ended or self.took or self.step)

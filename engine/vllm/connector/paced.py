@@ -90,7 +90,7 @@ class NoticesKept:
 
     @contextmanager
     def pulling_early(self) -> Iterator[None]:
-        """In this context vLLM posts reads of blocks whose hold is not there yet: nobody is notified."""
+        """In this context vLLM posts reads of blocks before their hold is there: no engine is notified."""
         self._early = True
         try:
             yield

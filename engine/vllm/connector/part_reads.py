@@ -82,7 +82,7 @@ class EarlyReadsHere:
         return {read.engine for read in self._reads.values() if read.handles}
 
     def take(self, request: str) -> EarlyRead | None:
-        """What was read for the request, whose reads are the caller's from now on; None: nothing was."""
+        """What was read for the request; its reads are the caller's from now on. None: nothing was."""
         return self._reads.pop(request, None)
 
 
@@ -117,7 +117,7 @@ class PartsWorker(NixlPullConnectorWorker):  # type: ignore[misc]
             self._end_early(request, wanted(part), [] if read is None else read.handles, NOT_AWAITED)
 
     def _read_part(self, req_id: str, part: Any) -> None:
-        """Read blocks whose hold is not there yet. What cannot be read now is read with the rest."""
+        """Read blocks before their hold is there. What cannot be read now is read with the rest."""
         read, engine_id = self._parts.open(req_id, part), part.engine
         if read is None:
             return
@@ -163,7 +163,7 @@ class PartsWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         self._follower.wake()
 
     def _join(self, req_id: str, meta: Any, early: EarlyRead) -> None:
-        """Read the rest of a pull whose beginning was read early. All reads are followed together, then the mark."""
+        """Read the rest of a pull after its early reads. All reads are followed together, then the mark."""
         whole, engine_id = meta.local_block_ids, meta.remote.engine_id
         met = engine_id in self._remote_agents and engine_id not in self._invalid_remote_engines
         because = early.joins(meta) if met else "its producer has gone"

@@ -128,5 +128,5 @@ class EarlyBlocks:
         self.rates.saw(engine, blocks * self._block_size, seconds)
 
     def take(self) -> tuple[dict[str, PartRead], dict[str, PartRead]]:
-        """What the ranks read now, and whose blocks get no more reads, by request. Each once."""
+        """What the ranks read now, and which legs get no more reads, by request. Each once."""
         return self._early.take_reads(), self._early.take_over()
