@@ -215,9 +215,7 @@ class HeldChunks:
 
     def told(self, chunks: Sequence[int], each: float, tokens: int, now: float) -> None:
         """The instance has said that it has the first `tokens` of a prompt."""
-        had, expected = _chunks_in(tokens, each, len(chunks)), 0
-        while expected < len(chunks) and chunks[expected] in self.entries:
-            expected += 1
+        had, expected = _chunks_in(tokens, each, len(chunks)), self.beginning(chunks)
         if had + (_slack(expected) if tokens else 0) < expected:
             for name in chunks[had:]:  # a source leg looks into the tiers, too
                 if name in self.entries:

@@ -68,7 +68,7 @@ def heard_with(folder: Path, more: str, program: tuple[str, ...]) -> tuple[Heard
 
 def test_conversations_find_their_beginnings_in_tiers(tmp_path: Path) -> None:
     """With tiers less than half as many prompt tokens are computed again as without, whether the router knows of the
-    tiers or goes by load alone; a router whose index knows no tiers computes more than one that knows them. Answers are
+    tiers or goes by load alone; with an index that knows no tiers more is computed. Answers are
     the same. Times are printed only: one run of each decides nothing.
 
     Not checked: other loads, other models, tiers on disk.

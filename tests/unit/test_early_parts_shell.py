@@ -265,7 +265,7 @@ class _Nixl:
 
 
 class _Worker(PartsWorker):
-    """A rank of D whose reads only get names."""
+    """A rank of D. Its reads only get names."""
 
     def __init__(self) -> None:
         self.fails = False
@@ -332,7 +332,7 @@ SECOND = PartRead("p", "r", 3, (103,), (3,))
 def test_the_rest_joins_what_was_read_and_all_is_confirmed_together(one: _Worker) -> None:
     begin(one, parts={"leg": FIRST})
     begin(one, parts={"leg": SECOND})
-    assert not one._recving_transfers, "vLLM would report a request whose reads have ended"
+    assert not one._recving_transfers, "vLLM would report a request once its reads have ended"
     assert "leg" in one._recving_metadata, "vLLM keeps the peer"
     early, meta = one._parts.take("leg"), rest()
     assert early is not None
@@ -417,7 +417,7 @@ def test_a_pull_that_is_refused_says_why(one: _Worker, monkeypatch: pytest.Monke
 
 
 def test_vllm_keeps_an_engine_while_early_reads_of_it_are_under_way(one: _Worker) -> None:
-    """It asks this before it drops the descriptors of an engine whose metadata NIXL has lost."""
+    """It asks this before it drops the descriptors of an engine after NIXL has lost the metadata."""
     assert one._engines_with_inflight_transfers() == set()
     begin(one, parts={"leg": FIRST})
     assert not one._recving_transfers and one._engines_with_inflight_transfers() == {"p"}

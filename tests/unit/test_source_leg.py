@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.source_request import BLOCK, Asked
 from support.tickets import FLEET, PULL, signed
 
 from cluster import wire
@@ -19,25 +20,7 @@ from kvtransfer.fields import handed_over, held_in, pull_in, sane
 from kvtransfer.keys import InstanceKeys, instance_key
 from kvtransfer.screen import Screen
 
-BLOCK = 4
 NOW = 1_800_000_000.0
-
-
-class Asked:
-    """The attributes of vLLM's request that a source leg uses."""
-
-    def __init__(self, tokens: int, pictures: tuple[int, ...] = ()) -> None:
-        self.prompt_token_ids: list[int] | None = list(range(tokens))
-        self._all_token_ids = list(range(tokens))
-        self.num_prompt_tokens = tokens
-        self.prompt_embeds: Any = None
-        self.mm_features = [SimpleNamespace(mm_position=SimpleNamespace(offset=at)) for at in pictures]
-        self.block_hashes = list(range(tokens // BLOCK))
-        self.kv_transfer_params: dict[str, Any] | None = {"do_remote_decode": True, wire.CACHED_ONLY: True}
-
-    def update_block_hashes(self) -> None:
-        assert not self.block_hashes, "the hashes of the cut-off tokens are dropped first"
-        self.block_hashes = list(range(len(self._all_token_ids) // BLOCK))
 
 
 def core(cached: int) -> Any:

@@ -7,28 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.source_request import BLOCK, Asked
 
 from cluster import wire
 from engine.vllm.connector.cached import SourceLegs, is_source
 
-BLOCK = 4
 HAD, NOTHING = "asked as a source", "asked as a source, and had nothing"
-
-
-class Asked:
-    """The attributes of vLLM's request that a source leg uses."""
-
-    def __init__(self, tokens: int, pictures: tuple[int, ...] = ()) -> None:
-        self.prompt_token_ids = list(range(tokens))
-        self._all_token_ids = list(range(tokens))
-        self.num_prompt_tokens = tokens
-        self.prompt_embeds: Any = None
-        self.mm_features = [SimpleNamespace(mm_position=SimpleNamespace(offset=at)) for at in pictures]
-        self.block_hashes = list(range(tokens // BLOCK))
-        self.kv_transfer_params: dict[str, Any] | None = {"do_remote_decode": True, wire.CACHED_ONLY: True}
-
-    def update_block_hashes(self) -> None:
-        self.block_hashes = list(range(len(self._all_token_ids) // BLOCK))
 
 
 class Tiers:

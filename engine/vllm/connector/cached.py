@@ -42,7 +42,7 @@ class SourceLegs:
 
     def arrived(self, request: Any) -> None:
         """Cut a new source leg to what the KV cache has, unless there are tiers to look into."""
-        if self._one_group and request.prompt_embeds is None and _tiers(self._core) is not None:
+        if request.prompt_embeds is None and self._below() is not None:
             _cut(request, _before_media(request, len(request.prompt_token_ids)), self._block_size)
             return
         self._count(cut_to_cached(request, self._core, self._block_size))
@@ -55,8 +55,8 @@ class SourceLegs:
             request: vLLM's. One that was cut before is cut again, if the tiers have dropped something meanwhile.
             cached: the prompt's tokens that are in the KV cache, a whole number of blocks.
         """
-        tiers = _tiers(self._core)
-        if tiers is None or not self._one_group:
+        tiers = self._below()
+        if tiers is None:
             return True
         more = tiers.tokens_below(request, cached)
         if more is None:
@@ -71,9 +71,16 @@ class SourceLegs:
         if not is_source(request):
             return True
         had = int(request.num_prompt_tokens) // self._block_size
-        if self._one_group and _tiers(self._core) is not None:
+        if self._below() is not None:
             self._count(had)
         return had > 0
+
+    def _below(self) -> Any:
+        """vLLM's offloading beside this connector; None: there is none, or it is left out."""
+        if self._core is None or not self._one_group:
+            return None
+        connectors = getattr(self._core.scheduler.connector, "sub_connectors", ())
+        return next((each for each in connectors if hasattr(each, "tokens_below")), None)
 
     def _count(self, had: int) -> None:
         self._counts["asked as a source" if had else "asked as a source, and had nothing"] += 1
@@ -83,12 +90,6 @@ def is_source(request: Any) -> bool:
     """Whether a request is a source leg that asks for a hold."""
     fields = request.kv_transfer_params
     return isinstance(fields, dict) and bool(fields.get("do_remote_decode") and fields.get(CACHED_ONLY))
-
-
-def _tiers(core: Any) -> Any:
-    """vLLM's offloading beside this connector; None: there is none."""
-    connectors = () if core is None else getattr(core.scheduler.connector, "sub_connectors", ())
-    return next((each for each in connectors if hasattr(each, "tokens_below")), None)
 
 
 def cut_to_cached(request: Any, core: Any, block_size: int) -> int:

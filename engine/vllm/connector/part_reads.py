@@ -5,7 +5,7 @@ them. Runs inside vLLM's workers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -101,12 +101,8 @@ class PartsWorker(NixlPullConnectorWorker):  # type: ignore[misc]
     _follower: Follower
     _expected: dict[str, ExpectedHold]
     _told: WorkerReport
-
-    def _cut(self, meta: Any) -> bool:
-        raise NotImplementedError
-
-    def _read(self, req_id: str, meta: Any, expected: ExpectedHold, early: Sequence[Any] = ()) -> None:
-        raise NotImplementedError
+    _cut: Callable[[Any], bool]
+    _read: Callable[[str, Any, ExpectedHold, Sequence[Any]], None]
 
     def _begin_parts(self, metadata: BatonMetadata) -> None:
         """Read what is complete of prompts that their producers still compute, and end what is not awaited any more."""
