@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.notice_channel import NoticeChannel
 
 from cluster.ids import RequestId, TransferId
 from cluster.wire import EARLY, TOLD_EARLY, TRANSFER
@@ -14,42 +15,16 @@ from decode.peers import ASIDE_S, FAILURES, NOT_ITS_OWN, ProducerPeers
 from engine.vllm.connector import early
 from engine.vllm.connector.early import EarlyHandoffs
 from kvtransfer.asks import Introduce, Payload
-from kvtransfer.early_notes import CHANNEL_STAGE, Ready, Want, encode, parse
+from kvtransfer.early_notes import CHANNEL_STAGE, Ready, Want, encode
 from kvtransfer.hold_marks import FIELD, Slots, slot_in
 
 OTHER = "engine-o"
 MINE, THEIRS = (str(TransferId(RequestId(name), 1, 1)) for name in ("mine", "theirs"))
 
 
-class _Channel:
-    """A notice channel without NIXL: it records the notices that are sent, and delivers those in `comes`."""
-
-    payload = b"channel"
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, Want | Ready | None]] = []
-        self.comes: list[tuple[str, bytes]] = []
-        self._met: set[str] = set()
-
-    def __contains__(self, engine: str) -> bool:
-        return engine in self._met
-
-    def meet(self, engine: str, payload: bytes) -> None:
-        assert payload == self.payload
-        self._met.add(engine)
-
-    def tell(self, engine: str, note: bytes) -> bool:
-        self.told.append((engine, parse(note)))
-        return True
-
-    def heard(self) -> list[tuple[str, bytes]]:
-        found, self.comes = self.comes, []
-        return found
-
-
 @pytest.fixture
-def channel(monkeypatch: pytest.MonkeyPatch) -> _Channel:
-    found = _Channel()
+def channel(monkeypatch: pytest.MonkeyPatch) -> NoticeChannel:
+    found = NoticeChannel()
     monkeypatch.setattr(early, "open_channel", lambda: found)
     return found
 
@@ -60,7 +35,7 @@ def peers() -> ProducerPeers:
 
 
 @pytest.fixture
-def handoffs(channel: _Channel, peers: ProducerPeers) -> EarlyHandoffs:
+def handoffs(channel: NoticeChannel, peers: ProducerPeers) -> EarlyHandoffs:
     found = EarlyHandoffs(peers)
     peers.met(OTHER, "other", 0.0)
     found.meet(Introduce(OTHER, "other", (Payload(CHANNEL_STAGE, 0, channel.payload),)))
@@ -76,7 +51,7 @@ def _hold(engine: str) -> dict[str, Any]:
 
 
 def test_a_notice_that_comes_while_another_hold_is_made_is_not_missed(
-    handoffs: EarlyHandoffs, channel: _Channel
+    handoffs: EarlyHandoffs, channel: NoticeChannel
 ) -> None:
     """An engine that is D of one request and P of another reads the channel when it has made a hold."""
     waiting = _request("leg", {EARLY: "other", TRANSFER: MINE})
@@ -103,7 +78,7 @@ def test_a_test_pull_of_another_request_ends_no_legs_wait(handoffs: EarlyHandoff
 
 @pytest.mark.parametrize("readable", [True, False])
 def test_a_hold_for_a_leg_that_is_computed_here_is_declined(
-    handoffs: EarlyHandoffs, channel: _Channel, peers: ProducerPeers, *, readable: bool
+    handoffs: EarlyHandoffs, channel: NoticeChannel, peers: ProducerPeers, *, readable: bool
 ) -> None:
     """The ranks tell the producer, with the hold's fields. The request keeps its own, so vLLM pulls nothing."""
     leg = _request("leg", {EARLY: "other", TRANSFER: MINE})
@@ -124,7 +99,7 @@ def test_a_hold_for_a_leg_that_is_computed_here_is_declined(
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_an_answer_says_nothing_of_a_notice_that_could_not_be_sent(
-    handoffs: EarlyHandoffs, channel: _Channel, monkeypatch: pytest.MonkeyPatch, *, asked: bool
+    handoffs: EarlyHandoffs, channel: NoticeChannel, monkeypatch: pytest.MonkeyPatch, *, asked: bool
 ) -> None:
     """Nobody has asked for the hold, or the channel to the one who has is broken."""
     monkeypatch.setattr(channel, "tell", lambda *_: False)
@@ -134,7 +109,9 @@ def test_an_answer_says_nothing_of_a_notice_that_could_not_be_sent(
     assert fields[TOLD_EARLY] is False
 
 
-def test_a_hold_is_told_to_an_engine_that_asked_in_the_last_moment(handoffs: EarlyHandoffs, channel: _Channel) -> None:
+def test_a_hold_is_told_to_an_engine_that_asked_in_the_last_moment(
+    handoffs: EarlyHandoffs, channel: NoticeChannel
+) -> None:
     channel.comes = [(OTHER, encode(Want(THEIRS)))]
     fields = {**_hold("me"), TRANSFER: THEIRS}
     handoffs.filled(_request("prompt", {}), fields)
@@ -145,7 +122,7 @@ def test_a_hold_is_told_to_an_engine_that_asked_in_the_last_moment(handoffs: Ear
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_hold_that_is_told_late_is_given_back_when_the_leg_is_scheduled_not_when_it_ends(
-    handoffs: EarlyHandoffs, channel: _Channel, *, ends: bool
+    handoffs: EarlyHandoffs, channel: NoticeChannel, *, ends: bool
 ) -> None:
     """P says that no engine was told: its router may replace this leg, and the next one pulls the same hold."""
     told = {**_hold("me"), TRANSFER: MINE}

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.notice_channel import NoticeChannel
 
 pytest.importorskip("torch", reason="make setup installs torch")
 pytest.importorskip("vllm", reason="make setup installs vLLM")
@@ -31,48 +32,21 @@ from decode.peers import ProducerPeers
 from decode.pulls import Pulls
 from decode.reads import PullOutcome
 from kvtransfer.asks import Introduce, Payload
-from kvtransfer.early_notes import CHANNEL_STAGE, Part, Ready, Want, encode, parse
+from kvtransfer.early_notes import CHANNEL_STAGE, Part, Ready, Want, encode
 
 B, TOKENS = 16, 160
 MINE = str(TransferId(RequestId("mine"), 1, 1))
 HOLD = list(range(100, 110))
 
 
-class _Channel:
-    """A notice channel without NIXL: it records the notices that are sent, and delivers those in `comes`."""
-
-    payload = b"channel"
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
-        self.comes: list[tuple[str, bytes]] = []
-
-    def __contains__(self, engine: str) -> bool:
-        return engine == "other"
-
-    def meet(self, engine: str, payload: bytes) -> None:
-        assert payload == self.payload
-
-    def part(self, engine: str) -> None:
-        assert engine == "other"
-
-    def tell(self, engine: str, note: bytes) -> bool:
-        self.told.append((engine, parse(note)))
-        return True
-
-    def heard(self) -> list[tuple[str, bytes]]:
-        found, self.comes = self.comes, []
-        return found
-
-
 @pytest.fixture
-def channel(monkeypatch: pytest.MonkeyPatch) -> _Channel:
-    found = _Channel()
+def channel(monkeypatch: pytest.MonkeyPatch) -> NoticeChannel:
+    found = NoticeChannel()
     monkeypatch.setattr(early, "open_channel", lambda: found)
     return found
 
 
-def handoffs(channel: _Channel, *, reads: bool = True) -> EarlyHandoffs:
+def handoffs(channel: NoticeChannel, *, reads: bool = True) -> EarlyHandoffs:
     peers = ProducerPeers()
     made = EarlyHandoffs(peers, B, reads_parts=reads)
     peers.met("other", "other", 0.0)
@@ -112,7 +86,7 @@ def hold(life: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("life", [0, 1])
-def test_a_leg_reads_what_is_complete_and_pulls_the_rest(channel: _Channel, life: int) -> None:
+def test_a_leg_reads_what_is_complete_and_pulls_the_rest(channel: NoticeChannel, life: int) -> None:
     both, request = handoffs(channel), leg()
     assert both.opened(request) and both.reads(request, 0, core()) == 0
     channel.comes = [("other", part(0, (100, 101, 102)))]
@@ -129,7 +103,7 @@ def test_a_leg_reads_what_is_complete_and_pulls_the_rest(channel: _Channel, life
 
 
 @pytest.mark.parametrize("how", ["digests", "no core", "full", "another engine", "set aside"])
-def test_a_leg_waits_without_blocks(channel: _Channel, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_a_leg_waits_without_blocks(channel: NoticeChannel, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     both, request = handoffs(channel, reads=how != "digests"), leg()
     both.opened(request)
     channel.comes = [("other" if how != "another engine" else "third", part(0, (100, 101, 102)))]
@@ -140,7 +114,7 @@ def test_a_leg_waits_without_blocks(channel: _Channel, monkeypatch: pytest.Monke
     assert not both.reserved(request, blocks(0), 0) and both.waits("leg")
 
 
-def test_blocks_that_come_for_an_ordinary_pull_are_not_taken_for_an_early_read(channel: _Channel) -> None:
+def test_blocks_that_come_for_an_ordinary_pull_are_not_taken_for_an_early_read(channel: NoticeChannel) -> None:
     """vLLM was asked for blocks and had none; before it has some, the hold is there."""
     both, request = handoffs(channel), leg()
     both.opened(request)
@@ -154,7 +128,7 @@ def test_blocks_that_come_for_an_ordinary_pull_are_not_taken_for_an_early_read(c
 
 
 @pytest.mark.parametrize("how", ["finished", "lost"])
-def test_a_leg_that_ends_gives_its_blocks_back(channel: _Channel, how: str) -> None:
+def test_a_leg_that_ends_gives_its_blocks_back(channel: NoticeChannel, how: str) -> None:
     both, request = handoffs(channel), leg()
     both.opened(request)
     channel.comes = [("other", part(0, (100, 101, 102)))]
@@ -174,7 +148,7 @@ def test_a_leg_that_ends_gives_its_blocks_back(channel: _Channel, how: str) -> N
     assert not both.blocks.busy and both.blocks.take() == ({}, {})
 
 
-def test_the_rate_of_a_link_goes_with_its_engine(channel: _Channel) -> None:
+def test_the_rate_of_a_link_goes_with_its_engine(channel: NoticeChannel) -> None:
     """Also if a pull that was under way ends later: engines' ids are never used again."""
     both = handoffs(channel)
     both.timed({"other": (10, 0.001)})
@@ -185,7 +159,7 @@ def test_the_rate_of_a_link_goes_with_its_engine(channel: _Channel) -> None:
     assert both.blocks.rates.of("other") == 0.0
 
 
-def test_a_producer_tells_those_who_asked_after_each_step(channel: _Channel) -> None:
+def test_a_producer_tells_those_who_asked_after_each_step(channel: NoticeChannel) -> None:
     both = handoffs(channel)
     request = SimpleNamespace(request_id="r", prompt_token_ids=[1] * TOKENS, output_token_ids=[7])
     both.prefills(request, MINE)
@@ -210,7 +184,7 @@ def test_a_producer_tells_those_who_asked_after_each_step(channel: _Channel) -> 
 
 
 @pytest.mark.parametrize("because", ["", "its adapter has other weights here"])
-def test_a_pull_goes_on_only_where_it_would_begin(channel: _Channel, because: str) -> None:
+def test_a_pull_goes_on_only_where_it_would_begin(channel: NoticeChannel, because: str) -> None:
     """The checks of an ordinary pull (adapter, slot, introduction) come before anything that was read early is used."""
     made: Any = object.__new__(BatonScheduler)
     both, request = handoffs(channel), leg()
