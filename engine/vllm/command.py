@@ -36,6 +36,11 @@ CONNECTORS = {"nixl": "NixlConnector", "baton": "BatonConnector"}
 CONNECTOR_MODULE = "engine.vllm.connector.facade"
 """The module from which vLLM imports Baton's connector."""
 
+GPU_READS = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
+"""UCX's variable for reads from another process' GPU memory. As UCX comes (1.22, `uct_cuda_ipc_iface_get_max_get_zcopy`)
+GPUs without an active NVLink have none: what D reads goes over TCP, at 0.4 GB/s on one H200 (decision 0008). Writes
+are not concerned. NIXL turns it on from the version after 1.5.1 (its pull request 2208)."""
+
 CONV_STATE_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
 """vLLM's variable for the layout of a Mamba layer's state. Its connector reads one layout only. vLLM chooses that
 layout by itself on CPU only, and if `kv_connector` is one of its own names; otherwise such an engine does not start."""
@@ -129,6 +134,8 @@ def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) ->
     if spec.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
         env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's numbers; CUDA's own put the fastest GPU first
+    if spec.device == "gpu":
+        env.setdefault(GPU_READS, "on")
     if spec.device == "cpu":
         env.update(_cpu_environment(spec, base_env))
     env.update(spec.extra_env)

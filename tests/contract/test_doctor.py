@@ -47,6 +47,16 @@ def test_a_python_without_optimizations_is_noted(
     assert ("--enable-optimizations" in finding.found) == (verdict is CheckVerdict.NOTE)
 
 
+@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_gpu_memory_that_no_other_process_can_open_is_noted(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """Field report: hand-overs go over TCP, silently (NIXL's issue 1754)."""
+    monkeypatch.setenv(variable, "max_split_size_mb:64, expandable_segments: True")
+    finding = checks.check_ucx(find_hardware())
+    assert (finding.verdict, finding.fix) == (CheckVerdict.NOTE, f"unset {variable}")
+    monkeypatch.setenv(variable, "expandable_segments:False")
+    assert checks.check_ucx(find_hardware()).verdict is CheckVerdict.OK
+
+
 def test_missing_lscpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen on a real machine: without lscpu, vLLM's CPU worker dies 30 s after its start."""
     monkeypatch.setattr(checks.shutil, "which", lambda _: None)

@@ -255,11 +255,19 @@ def test_gpu_environment_has_nothing_of_the_cpus() -> None:
     assert made == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "1,3",
+        "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
         "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
     }
+
+
+def test_reads_of_gpu_memory_do_not_go_over_tcp_unless_the_user_says_so() -> None:
+    reads = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
+    assert env({reads: "auto"}, device="gpu")[reads] == "auto"
+    assert env(device="gpu", extra_env={reads: "off"})[reads] == "off"
+    assert reads not in env()
 
 
 def test_gpus_have_nvidia_smis_numbers_unless_the_user_says_otherwise() -> None:
