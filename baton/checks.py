@@ -197,11 +197,11 @@ def check_rdma(_: EngineHardware) -> DoctorFinding:
 
 
 def check_ucx(_: EngineHardware) -> DoctorFinding:
-    """Settings of UCX in the environment, which every engine inherits, and the one of torch that UCX cannot live with."""
+    """Settings of UCX in the environment, which every engine inherits, and one of torch that forbids UCX a lot."""
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         if "expandable_segments:true" in os.environ.get(name, "").lower().replace(" ", ""):
-            found = f"{name} has expandable_segments: other processes cannot open such GPU memory, so that KV caches "
-            return note("UCX", f"{found}between engines on one machine go over TCP, if there is no RDMA", f"unset {name}")
+            found = f"{name} has expandable_segments, and UCX cannot open such GPU memory of another process: on a "
+            return note("UCX", f"{found}machine without RDMA, KV caches between engines go over TCP", f"unset {name}")
     set_here = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("UCX_"))
     return ok("UCX", ", ".join(set_here) or "its own choice of transports (no UCX_* set)")
 

@@ -37,7 +37,7 @@ CONNECTOR_MODULE = "engine.vllm.connector.facade"
 """The module from which vLLM imports Baton's connector."""
 
 GPU_READS = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
-"""UCX's variable for reads from another process' GPU memory. As UCX comes (1.22, `uct_cuda_ipc_iface_get_max_get_zcopy`)
+"""UCX's variable for reads from another process' GPU memory. By default (1.22: `uct_cuda_ipc_iface_get_max_get_zcopy`)
 GPUs without an active NVLink have none: what D reads goes over TCP, at 0.4 GB/s on one H200 (decision 0008). Writes
 are not concerned. NIXL turns it on from the version after 1.5.1 (its pull request 2208)."""
 
