@@ -32,7 +32,7 @@ test-long: setup helm ## what takes longer: tests marked long, live ones with vL
 	@$(BIN)/python -m pytest tests/fuzz --fuzz-s 600 $(ARGS)
 
 test-gpu: setup ## live tests with their engines on this machine's first GPU, but for the storm of ten minutes
-	@$(BIN)/python -m pytest --gpu -m live --deselect "tests/live/test_connector_faults.py::test_a_storm_of_clients_that_leave[10 min]" tests/live/test_connector.py tests/live/test_connector_faults.py tests/live/test_handoff.py tests/live/test_seeding.py tests/live/test_guard.py tests/live/test_early_leg.py tests/live/test_tiers.py tests/live/test_tiers_fence.py tests/live/test_peers.py $(ARGS)
+	@$(BIN)/python -m pytest --gpu -m live --deselect "tests/live/test_connector_faults.py::test_a_storm_of_clients_that_leave[10 min]" tests/live/test_connector.py tests/live/test_connector_faults.py tests/live/test_handoff.py tests/live/test_seeding.py tests/live/test_guard.py tests/live/test_early_leg.py tests/live/test_early_parts.py tests/live/test_tiers.py tests/live/test_tiers_fence.py tests/live/test_peers.py $(ARGS)
 
 compile: setup ## compile router and simulator to machine code: half the CPU of a simulation, a fifth to a quarter less in a router (two minutes; needs a C compiler)
 	@$(BIN)/python -m tools.compile

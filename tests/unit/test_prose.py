@@ -168,7 +168,8 @@ def connectors_result(figures: Any, targets: Targets) -> Iterator[float]:
     choice, pull = of(targets, r"\w+_choice_over_best"), of(targets, r"\w+_over_tuned")
     missed = [each for each in choice if not each["met"]]
     yield from (*span([each for each in choice if each["met"]]), *met(choice))
-    yield from (len(missed), *span(missed), choice[0]["target"], *span(pull), *met(pull))
+    yield from (len(missed), *span(missed), choice[0]["target"])
+    yield from (sum(each["low"] > each["target"] for each in missed), *span(pull), *met(pull))
 
 
 def real_result(figures: Any, targets: Targets) -> Iterator[float]:
@@ -339,15 +340,19 @@ CLAIMS = (
         "Hand-over",
         "handoff",
         "A seeded first token takes {} and {} × the time of one engine alone, with prompts of 1,000 and 1,900 "
-        "tokens: both targets met. With 250 tokens, which have no target, it takes {} ×.",
-        handoff_result,
+        "tokens: both targets missed. With 250 tokens, which have no target, it takes {} ×. From there to the second "
+        "token it takes {} and {} × a step and what a plain hand-over adds: both met.",
+        lambda figures, targets: iter(
+            [*handoff_result(figures, targets), *(each["value"] for each in of(targets, r"tt2t_\w+"))]
+        ),
     ),
     Claim(
         "vLLM's connectors and ours",
         "connectors",
-        "takes {} to {} × the time of the better of vLLM's tuned pull and push in {} of {} places. In {}, alone with "
-        "little KV, push is faster: {} to {} ×, where {} × is the target. Baton's pull without early legs takes {} to "
-        "{} × the time of vLLM's tuned pull ({} of {} targets met)",
+        "takes {} to {} × the time of the better of vLLM's tuned pull and push in {} of {} places. In {} it takes {} "
+        "to {} ×, where {} × is the target; {} of these have intervals above it, all with little KV: alone at 1,000 "
+        "and 1,900 tokens, and eight at once at 1,000, where push is faster. Baton's pull without early legs takes {} "
+        "to {} × the time of vLLM's tuned pull ({} of {} targets met)",
         connectors_result,
     ),
     Claim(
@@ -508,7 +513,7 @@ CLAIMS = (
     Claim(
         README,
         "handoff",
-        "TTFT {} to {} × that of one engine alone with prompts of 1,000 and 1,900 tokens, {} × with 250",
+        "TTFT {} and {} × that of one engine alone with prompts of 1,000 and 1,900 tokens, {} × with 250",
         handoff_result,
     ),
     Claim(
