@@ -196,14 +196,17 @@ def check_rdma(_: EngineHardware) -> DoctorFinding:
     return ok("RDMA", ", ".join(devices))
 
 
-def check_ucx(_: EngineHardware) -> DoctorFinding:
-    """Settings of UCX in the environment, which every engine inherits, and one of torch that forbids UCX a lot."""
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        if "expandable_segments:true" in os.environ.get(name, "").lower().replace(" ", ""):
-            found = f"{name} has expandable_segments, and UCX cannot open such GPU memory of another process: on a "
-            return note("UCX", f"{found}machine without RDMA, KV caches between engines go over TCP", f"unset {name}")
+def check_ucx(hardware: EngineHardware) -> DoctorFinding:
+    """Settings of UCX in the environment, which every engine inherits; on GPUs also a setting of torch that keeps UCX
+    from opening another process' memory.
+    """
     set_here = sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith("UCX_"))
-    return ok("UCX", ", ".join(set_here) or "its own choice of transports (no UCX_* set)")
+    found = ", ".join(set_here) or "its own choice of transports (no UCX_* set)"
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF") if hardware.gpus else ():
+        if "expandable_segments:true" in os.environ.get(name, "").lower().replace(" ", ""):
+            found += f"; {name} has expandable_segments: without RDMA, KV caches of engines on one machine go over TCP"
+            return note("UCX", found, f"unset {name}")
+    return ok("UCX", found)
 
 
 def check_files(_: EngineHardware) -> DoctorFinding:

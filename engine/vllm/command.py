@@ -134,10 +134,10 @@ def environment(spec: EngineSpec, base_env: Mapping[str, str], cpu_site: str) ->
     if spec.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
         env.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # nvidia-smi's numbers; CUDA's own put the fastest GPU first
-    if spec.device == "gpu":
-        env.setdefault(GPU_READS, "on")
     if spec.device == "cpu":
         env.update(_cpu_environment(spec, base_env))
+    else:
+        env.setdefault(GPU_READS, "on")
     env.update(spec.extra_env)
     if spec.device == "cpu":
         env["PYTHONPATH"] = ":".join(filter(None, [cpu_site, env.get("PYTHONPATH")]))

@@ -50,11 +50,16 @@ def test_a_python_without_optimizations_is_noted(
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_gpu_memory_that_no_other_process_can_open_is_noted(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     """Field report: hand-overs go over TCP, silently (NIXL's issue 1754)."""
+    cores = dataclasses.replace(find_hardware(), gpus=())
+    with_gpu = dataclasses.replace(cores, gpus=(CudaGpu(id="0"),))
+    monkeypatch.setenv("UCX_TLS", "cuda_ipc,tcp")
     monkeypatch.setenv(variable, "max_split_size_mb:64, expandable_segments: True")
-    finding = checks.check_ucx(find_hardware())
+    finding = checks.check_ucx(with_gpu)
     assert (finding.verdict, finding.fix) == (CheckVerdict.NOTE, f"unset {variable}")
+    assert "UCX_TLS=cuda_ipc,tcp" in finding.found
+    assert checks.check_ucx(cores).verdict is CheckVerdict.OK
     monkeypatch.setenv(variable, "expandable_segments:False")
-    assert checks.check_ucx(find_hardware()).verdict is CheckVerdict.OK
+    assert checks.check_ucx(with_gpu).verdict is CheckVerdict.OK
 
 
 def test_missing_lscpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
