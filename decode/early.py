@@ -120,6 +120,9 @@ EARLY_ROWS: Table[EarlyState, EarlyCause, EarlyAct] = {
 
 _WAITS: Final = frozenset({EarlyState.WAITING, EarlyState.READING})
 
+_UNTOLD: Final = frozenset(state for state, rows in EARLY_ROWS.items() if EarlyCause.TOLD in rows)
+"""The states in which a leg's producer may still say that the hold is there."""
+
 
 @dataclass(slots=True)
 class _Leg:
@@ -143,6 +146,9 @@ class EarlyLegs:
         self._abandoned: list[str] = []
         self.waiting = 0
         """The number of legs that wait."""
+        self.untold = 0
+        """The number of legs whose producers may still say that the hold is there: those that wait, and those that are
+        computed here and must give it back."""
         self.counts: Final[Counter[str]] = Counter()
 
     def __contains__(self, request: str) -> bool:
@@ -157,6 +163,7 @@ class EarlyLegs:
         self._legs[request] = leg
         self._named.setdefault(name, []).append(request)
         self.waiting += 1
+        self.untold += 1
         self.counts["early legs"] += 1
         if lost:
             self._move(request, leg, EarlyCause.PRODUCER_LOST)
@@ -252,6 +259,7 @@ class EarlyLegs:
         if row is None:
             return False
         self.waiting += (row.state in _WAITS) - (leg.state in _WAITS)
+        self.untold += (row.state in _UNTOLD) - (leg.state in _UNTOLD)
         leg.state = row.state
         if EarlyAct.ABANDON in row.acts:
             self._abandoned.append(request)

@@ -219,6 +219,11 @@ class Reads:
             self._known.discard(request)
         return outcome
 
+    @property
+    def ended(self) -> bool:
+        """Whether a pull has ended and was not taken. May be asked from any thread."""
+        return bool(self._outcomes)
+
     def __len__(self) -> int:
         return len(self._arrived) + len(self._pulls)
 

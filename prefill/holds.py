@@ -109,6 +109,11 @@ class Holds:
         return bool(self._orders)
 
     @property
+    def any(self) -> bool:
+        """Whether there is a leg that runs, or a hold."""
+        return bool(self._legs)
+
+    @property
     def open_legs(self) -> int:
         """The number of legs that still run."""
         return sum(leg.state in {LegState.COMPUTING, LegState.UNWANTED} for leg in list(self._legs.values()))

@@ -25,7 +25,14 @@ class Condition:
 
     def wait(self, timeout: float | None = None) -> bool:
         self.waits.append(timeout)
+        self.meanwhile()
         return False
+
+    def notify(self) -> None:
+        pass
+
+    def meanwhile(self) -> None:
+        """What happens during the next wait."""
 
 
 class Core:
@@ -41,7 +48,7 @@ class Core:
         return True
 
     def idling(self, module: ModuleType) -> Any:
-        return module.Idling()
+        return module.Idling("engine")
 
     @property
     def waits(self) -> list[float | None]:
@@ -95,3 +102,63 @@ def test_an_engine_that_only_holds_blocks_rests(module: ModuleType, core: Core, 
 def test_a_rank_does_not_rest_while_ranks_step_together(module: ModuleType, core: Core, waiting: int) -> None:
     """With a mixture of experts vLLM's ranks make each step together: a rank that rests stops them all."""
     assert rest(core, module, waiting) == []
+
+
+def pulling(one: Any, *, busy: bool = False, begins: bool = False, early: int = 0) -> bool:
+    """A step of an engine with one pull."""
+    patient: bool = one.pause(busy=busy, pulls=1, begins=begins, early=early, listens=lambda: False, hear=lambda: False)
+    return patient
+
+
+def test_an_engine_that_only_pulls_waits_for_the_end_of_a_pull(module: ModuleType) -> None:
+    core = Core(1)
+    one = core.idling(module)
+    module.worker_here("engine")
+    assert pulling(one) and core.waits == [module.PULLING_S]
+
+
+def test_a_pull_that_has_ended_meanwhile_is_reported_at_once(module: ModuleType) -> None:
+    """Ended between two steps, no wait is left that its end could end."""
+    core = Core(1)
+    one = core.idling(module)
+    module.worker_here("engine")
+    module.pulled("engine")
+    module.pulled("another engine")
+    assert pulling(one) and core.waits == []
+    assert pulling(one) and core.waits == [module.PULLING_S]
+
+
+def test_a_request_that_comes_meanwhile_is_not_kept_waiting_by_the_worker(module: ModuleType) -> None:
+    core = Core(1)
+    one = core.idling(module)
+    module.worker_here("engine")
+    core.input_queue.not_empty.meanwhile = lambda: core.input_queue.queue.append("request")
+    assert not pulling(one)
+
+
+def test_where_the_worker_is_another_process_only_the_worker_waits(module: ModuleType) -> None:
+    """The end of a pull could not end the core's pause."""
+    core = Core(1)
+    assert pulling(core.idling(module)) and core.waits == []
+
+
+def test_the_step_that_begins_a_pull_is_made_at_once(module: ModuleType) -> None:
+    core = Core(1)
+    one = core.idling(module)
+    module.worker_here("engine")
+    assert pulling(one, begins=True) and core.waits == []
+
+
+@pytest.mark.parametrize(
+    ("core", "more"),
+    [
+        (Core(1), {"busy": True}),
+        (Core(1), {"early": 1}),
+        (Core(2), {}),
+        (Core(1, engines_running=True, dp_group="ranks"), {}),
+    ],
+)
+def test_an_engine_with_other_work_does_not_wait_for_pulls(module: ModuleType, core: Core, more: Any) -> None:
+    one = core.idling(module)
+    module.worker_here("engine")
+    assert not pulling(one, **more) and core.waits == []

@@ -105,13 +105,13 @@ def test_a_hold_that_comes_while_its_prompt_is_computed_here_is_declined_once() 
     legs = EarlyLegs()
     legs.opened("r", "n", P, 0.0)
     legs.lost(lambda engine: engine == P)
-    assert legs.take_given_back() == []
+    assert legs.take_given_back() == [] and (legs.waiting, legs.untold) == (0, 1), "its producer is heard on"
     assert legs.told(OTHER, ready(engine=OTHER)) == [] and legs.take_given_back() == [], "not its producer's"
-    assert legs.told(P, ready()) == [] and legs.take_given_back() == [("r", ready())]
+    assert legs.told(P, ready()) == [] and legs.take_given_back() == [("r", ready())] and legs.untold == 0
     assert legs.ready("r") is None and legs.take_given_back() == []
     assert legs.told(P, ready()) == [] and legs.take_given_back() == [], "twice"
     legs.finished("r")
-    assert "r" not in legs and legs.waiting == 0
+    assert "r" not in legs and legs.waiting == legs.untold == 0
     assert legs.counts["early holds declined"] == 1 and legs.counts["early notices ignored"] == 2
 
 
@@ -199,7 +199,7 @@ def test_in_any_order_no_leg_stays_behind_a_hold_that_stands(events: list[tuple[
         elif what == "tick":
             now += ASK_AGAIN_S
         assert {each for each in range(3) if legs.waits(f"d{each}", now)} == waiting
-        assert legs.waiting == len(waiting)
+        assert legs.waiting == legs.untold == len(waiting), "none is computed here: no producer is lost"
     now += ASK_AGAIN_S
     ask(arrives=True)
     for note in flying:

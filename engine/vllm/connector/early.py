@@ -59,6 +59,11 @@ class EarlyHandoffs:
         """The number of early legs that wait for their producers' notices."""
         return self._legs.waiting
 
+    @property
+    def untold(self) -> int:
+        """The number of early legs whose producers may still tell them something: more than those that wait."""
+        return self._legs.untold
+
     # --- peers ---
 
     def payloads(self) -> tuple[Payload, ...]:

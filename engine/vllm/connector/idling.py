@@ -23,14 +23,29 @@ logger = logging.getLogger("vllm.baton.scheduler")
 LISTEN_EVERY_S: Final = 0.0005
 """The longest time that an engine without work lets a notice wait, while one is expected."""
 
+PULLING_S: Final = 0.002
+"""The longest pause of an engine that only waits for pulls. The end of a pull ends the pause, that of a handshake does
+not, nor that of a read that vLLM's own code follows. vLLM's own pause is a millisecond."""
+
+_CORES: Final[dict[str, Idling]] = {}
+"""By engine id: the pauses of the engine cores of this process."""
+
+_WORKERS: Final[set[str]] = set()
+"""Engine ids of the workers of this process. On a GPU the only worker of an engine runs in its core's process; several
+workers do not, nor does a worker on a CPU."""
+
 
 class Idling:
     """The pauses of one engine core, and the way to wake it."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine_id: str = "") -> None:
         self.core: Final = _engine_core()
         """vLLM's engine core; None: it was not found."""
         self._rests: Final = Rest()
+        self._engine_id: Final = engine_id
+        self._pulled = False
+        """Whether a pull has ended since the last pause for pulls."""
+        _CORES[engine_id] = self
         if self.core is None:
             logger.warning("The engine's core was not found: what comes to an idle engine waits for its next request.")
 
@@ -38,6 +53,57 @@ class Idling:
         """Make a step soon. May be called from any thread."""
         if self.core is not None:
             self.core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+    def pulled(self) -> None:
+        """A pull has ended: its end is reported with the next step. May be called from any thread."""
+        if self.core is not None:
+            not_empty = self.core.input_queue.not_empty
+            with not_empty:
+                self._pulled = True
+                not_empty.notify()
+
+    def pause(
+        self,
+        *,
+        busy: bool,
+        pulls: int,
+        begins: bool,
+        early: int,
+        listens: Callable[[], bool],
+        hear: Callable[[], bool],
+    ) -> bool:
+        """Wait before a step, as long as it would have nothing to do.
+
+        Args:
+            busy: whether the step has work: it is made at once.
+            pulls: the number of requests whose pulls are under way, or begin with this step.
+            begins: whether a pull begins.
+            early: the number of requests that wait for a notice.
+            listens: as in `rest`.
+            hear: as in `rest`.
+
+        Returns whether the step has nothing to do but to wait for pulls.
+        """
+        if not busy and not pulls and not begins:
+            self.rest(early, listens, hear)
+            return False
+        self.news()
+        if busy or early or self.core is None or _must_step(self.core, pulls) or not self.core.is_running():
+            return False
+        return begins or self._engine_id not in _WORKERS or self._rest_pulling()
+
+    def _rest_pulling(self) -> bool:
+        """Wait for the end of a pull, or for a request. Returns whether none has come.
+
+        A step reports what has ended before it. Without this wait it would be made up to a millisecond too early, and
+        the next one a millisecond and an empty step later.
+        """
+        arrived = self.core.input_queue
+        with arrived.not_empty:
+            if not arrived.queue and not self._pulled:
+                arrived.not_empty.wait(PULLING_S)
+            self._pulled = False
+            return not arrived.queue
 
     def news(self) -> None:
         """Something was done, or a hold has ended."""
@@ -69,6 +135,18 @@ class Idling:
         with arrived.not_empty:
             if not arrived.queue and (left_s := until - time.monotonic()) > 0:
                 arrived.not_empty.wait(left_s)
+
+
+def worker_here(engine_id: str) -> None:
+    """A worker of this engine runs in this process, and calls `pulled`."""
+    _WORKERS.add(engine_id)
+
+
+def pulled(engine_id: str) -> None:
+    """A worker's pull has ended. Wakes its engine core, if that runs in this process."""
+    core = _CORES.get(engine_id)
+    if core is not None:
+        core.pulled()
 
 
 def _must_step(core: Any, waiting: int) -> bool:

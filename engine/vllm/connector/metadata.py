@@ -56,6 +56,8 @@ class BatonMetadata(NixlConnectorMetadata):  # type: ignore[misc]
         """By early leg: blocks that get no more reads. The ranks report the leg once those under way have ended."""
         self.number = 0
         """This step's number, if its end is to be reported; else 0."""
+        self.patient = False
+        """Whether the engine does nothing in this step but wait for pulls."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Only what is not empty travels: a step that only decodes has next to nothing to say, and every step pays for

@@ -53,7 +53,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         self._early = EarlyHandoffs(self._pulls.peers, self.block_size, reads_parts=parts)
         self._adapters = Adapters(adapter_of, adapter_marks)
         self._counts: Counter[str] = Counter()
-        self._idling = Idling()
+        self._idling = Idling(self.engine_id)
         self._sources = SourceLegs(self._idling.core, self.block_size, kv_cache_config, self._counts, self._vouched)
         self._socket = AgentSocket(
             None if door is None else door_of(door, rank_in(vllm_config)),
@@ -192,8 +192,9 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
         """vLLM's metadata, with what has come in since the last step."""
-        self._rest(scheduler_output)
-        self._hear()
+        patient = self._rest(scheduler_output)
+        if self._early.untold or self._holds.any:  # nothing else is spoken of in notices
+            self._hear()
         self._early.ask()
         self._early.report_cached()
         for new in scheduler_output.scheduled_new_reqs:
@@ -217,6 +218,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         meta.vouched = {} if self._vouched is None else self._vouched.step(scheduler_output)
         meta.introductions, meta.forgotten = introductions, forgotten
         meta.orders = self._holds.take_orders()
+        meta.patient = patient
         return meta
 
     def _hear(self) -> bool:
@@ -247,19 +249,17 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._pulls.allocated(mine, fields["remote_engine_id"], tokens, time.monotonic())
             self._reqs_need_recv[mine] = (request, (list(place.local),), (place.cached,), True)
 
-    def _rest(self, scheduler_output: Any) -> None:
-        """Pause an engine that only holds blocks until there is news, instead of a step each millisecond."""
-        if (
-            scheduler_output.total_num_scheduled_tokens
-            or self._pulls.under_way
-            or self._early.blocks.busy
-            or self._holds.has_orders
-            or self._reqs_need_recv
-            or self._socket.waits
-        ):
-            self._idling.news()
-        else:
-            self._idling.rest(self._early.waiting, self._early.listens, self._hear)
+    def _rest(self, scheduler_output: Any) -> bool:
+        """Pause before a step that has nothing to do. Returns whether it does nothing but wait for pulls."""
+        busy = scheduler_output.total_num_scheduled_tokens or self._holds.has_orders or self._socket.waits
+        return self._idling.pause(
+            busy=bool(busy) or self._early.blocks.busy,
+            pulls=self._pulls.under_way,
+            begins=bool(self._reqs_need_recv),
+            early=self._early.waiting,
+            listens=self._early.listens,
+            hear=self._hear,
+        )
 
     def update_connector_output(self, connector_output: Any) -> None:
         """The workers' reports: ended holds, ended pulls, and counts."""

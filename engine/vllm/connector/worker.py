@@ -17,13 +17,14 @@ from vllm.platforms import current_platform
 from decode.reads import PullOutcome, Reads
 from engine.vllm.connector.digests import Digests
 from engine.vllm.connector.held_slots import HeldSlots
+from engine.vllm.connector.idling import pulled, worker_here
 from engine.vllm.connector.links import Links, NotServed, SlotTable, offered
 from engine.vllm.connector.links_worker import LinksWorker
 from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
 from engine.vllm.connector.paced import NoticesKept, paced
 from engine.vllm.connector.pages import regions
 from engine.vllm.connector.part_reads import NOT_AWAITED, EarlyReadsHere, PartsWorker
-from engine.vllm.connector.slot_reads import Follower, SlotReads
+from engine.vllm.connector.slot_reads import PATIENCE_S, Follower, SlotReads
 from kvtransfer.block_digests import Region
 from kvtransfer.hold_marks import SLOTS
 
@@ -56,7 +57,12 @@ class BatonWorker(PartsWorker, LinksWorker):
         self._step = 0
         """This step's number, if its end is to be reported."""
         self._reads = Reads(self._agent, self._slots.landings(), self._slots.prepare)
-        self._follower = Follower(self._reads, lambda: current_platform.set_device(self.device_id))
+        self._follower = Follower(
+            self._reads, lambda: current_platform.set_device(self.device_id), lambda: pulled(engine_id)
+        )
+        worker_here(engine_id)
+        self._patient = False
+        """Whether the engine does nothing in this step but wait for pulls."""
 
     # --- memory that peers read ---
 
@@ -200,7 +206,7 @@ class BatonWorker(PartsWorker, LinksWorker):
 
     def step(self, metadata: BatonMetadata) -> None:
         """Before a step computes anything: apply the scheduler half's orders about holds."""
-        self._step = metadata.number
+        self._step, self._patient = metadata.number, metadata.patient
         if metadata.orders:
             self._held.step(metadata.orders)
 
@@ -213,6 +219,9 @@ class BatonWorker(PartsWorker, LinksWorker):
         """vLLM's, with ended holds. A hold's slot is cleared before its end is reported, and its blocks are freed only
         after the report.
         """
+        if self._patient:
+            self._patient = False
+            self._follower.wait(PATIENCE_S)
         results = super().get_transfer_results()
         for request in self._held.expire():
             self.xfer_stats.record_kv_expired_req()
