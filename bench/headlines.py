@@ -69,6 +69,7 @@ HEADLINES: Sequence[Headline] = (
              "bench-connectors", "{:.2f} ×"),
     Headline("Baton's connector as it starts, over the better of vLLM's tuned pull and push", "connectors",
              r"\w+_choice_over_best", "bench-connectors", "{:.2f} ×"),
+    Headline("the same on one H200", "connectors-gpu", r"\w+_choice_over_best", "bench-handoff", "{:.2f} ×"),
     Headline("KV blocks free after a client has left", "connectors", r"\w+_(free|left)_after_s", "bench-connectors",
              "{:.3f} s"),
     Headline("requests in time on two real engines, over each other contestant's", "real", r"\w+_[\d.]+_over_.*",

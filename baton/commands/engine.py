@@ -200,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(spec: EngineSpec, args: argparse.Namespace) -> int:
     left = left_by_flags(spec.extra_args)
-    if spec.connector == "nixl" and spec.device == "cpu" and left is not None:
+    if spec.connector == "nixl" and left is not None:
         say(f"baton: {spec.instance}: vLLM's own connector hands its KV cache over: {left}")
     log_path = args.log_file or default_path(spec.instance, os.environ)
     return asyncio.run(_Instance(spec, log_path, args).run())
@@ -397,7 +397,6 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str], ports: HeldPor
     ranks = ranks_in(tuple(args.vllm_args)) if not mocked else mock_ranks(tuple(args.vllm_args))
     connector = connector_for(
         args.transfer,
-        device=device,
         vllm=hardware.vllm,
         meets=bool(args.registry) and has_identity(ticket_keys),
         vllm_args=tuple(args.vllm_args),

@@ -307,7 +307,6 @@ def _with_connectors(wanted: list[WantedEngine], hardware: EngineHardware) -> li
     chosen = [
         connector_for(
             each.connector,
-            device=hardware.device,
             vllm=hardware.vllm,
             meets=each.ticket_keys_file is not None,
             vllm_args=each.vllm_args,

@@ -64,7 +64,7 @@ MEANINGS: Mapping[type[StrEnum], Mapping[str, str]] = {
         "both": "runs either leg, and whole requests.",
     },
     Connector: {
-        "auto": "ours for engines on CPU with a vLLM that it is written for, else vLLM's.",
+        "auto": "ours with a vLLM that it is written for, else vLLM's.",
         "nixl": "vLLM's own NixlConnector.",
         "baton": "ours, built on it.",
     },
@@ -471,7 +471,7 @@ class Transfer:
         default=Connector.AUTO,
         metadata=about(
             text="What moves it.",
-            why="whichever measures better: ours on CPU; on GPUs, where ours was not measured, vLLM's",
+            why="whichever measures better: ours, on CPU and on GPUs",
             aka=("kv_connector", "backend", "type"),
         ),
     )
@@ -854,7 +854,7 @@ class Spec:
         default=Transfer(),
         metadata=about(
             text="How the KV cache gets from prefill to decode.",
-            why="Baton's connector on CPU, vLLM's on GPUs",
+            why="Baton's connector where it can serve, else vLLM's",
             aka=("kv_transfer", "handoff"),
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.vllm.connector.served import CONTEXT, RANKS, STAGES
+from engine.vllm.connector.served import CONTEXT, RANKS, SLEEP, STAGES
 from engine.vllm.connector.written_for import is_written_for
 from engine.vllm.spec import SOME_RANKS, Connector, given, ranks_in, value_of
 
@@ -29,6 +29,8 @@ def left_by_flags(vllm_args: tuple[str, ...]) -> str | None:
     elsewhere = here is not None and here.isdecimal() and int(here) < ranks_in(vllm_args)
     if elsewhere or any(given(vllm_args, *flag) for flag in SOME_RANKS):
         return RANKS
+    if given(vllm_args, "--enable-sleep-mode"):
+        return SLEEP
     for flag, short, what in _SIZES:
         size = value_of(vllm_args, flag, short)
         if size is not None and size.isdecimal() and int(size) > 1:
@@ -36,14 +38,11 @@ def left_by_flags(vllm_args: tuple[str, ...]) -> str | None:
     return None
 
 
-def connector_for(
-    asked: str, *, device: str, vllm: str | None, meets: bool, vllm_args: tuple[str, ...] = ()
-) -> Connector:
-    """Baton's connector on CPU, where it was measured against vLLM's and is the better one; elsewhere vLLM's.
+def connector_for(asked: str, *, vllm: str | None, meets: bool, vllm_args: tuple[str, ...] = ()) -> Connector:
+    """Baton's connector, wherever it can serve the engine (docs/decisions/0008-default-connector.md); else vLLM's.
 
     Args:
         asked: the user's choice, one of `ASKED`.
-        device: ``cpu`` or ``gpu``: what the engine computes on.
         vllm: vLLM's version; None: it is not installed.
         meets: whether an agent with a registry introduces the engine to its peers. Baton's connector pulls nothing from
             unknown engines.
@@ -52,5 +51,5 @@ def connector_for(
     """
     if asked != "auto":
         return "baton" if asked == "baton" else "nixl"
-    ours = device == "cpu" and meets and is_written_for(vllm) and not given(vllm_args, "--kv-transfer-config")
+    ours = meets and is_written_for(vllm) and not given(vllm_args, "--kv-transfer-config")
     return "baton" if ours and left_by_flags(vllm_args) is None else "nixl"

@@ -89,7 +89,8 @@ HERE = EngineHardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
     [
         ({}, HERE, "baton"),
         ({"connector": "nixl"}, HERE, "nixl"),
-        ({}, replace(HERE, gpus=(CudaGpu(id="0"),)), "nixl"),
+        ({}, replace(HERE, gpus=(CudaGpu(id="0"),)), "baton"),
+        ({"vllm_args": ("--enable-sleep-mode",)}, HERE, "nixl"),
         ({}, replace(HERE, vllm="0.33.0"), "nixl"),
         ({"connector": "baton"}, replace(HERE, vllm="0.33.0"), "baton"),
         ({"ticket_keys_file": None}, HERE, "nixl"),
@@ -97,8 +98,8 @@ HERE = EngineHardware(gpus=(), cores=(0, 1), vllm="0.32.0", nixl="1.5.1")
         ({"vllm_args": ("-dp", "2")}, HERE, "baton"),
         ({"vllm_args": ("-pp", "2")}, HERE, "nixl"),
     ],
-    ids=["on CPU", "asked", "on GPUs", "another vLLM", "asked, another vLLM", "no keys", "the user's own", "ranks",
-         "stages"],
+    ids=["on CPU", "asked", "on GPUs", "sleep mode", "another vLLM", "asked, another vLLM", "no keys",
+         "the user's own", "ranks", "stages"],
 )  # fmt: skip
 def test_the_connector_that_auto_chooses(changed: dict[str, Any], hardware: EngineHardware, connector: str) -> None:
     wanted = WantedEngine(name="p", role=Role.PREFILL, model=None, connector="auto", ticket_keys_file="keys")
@@ -117,6 +118,7 @@ def test_the_connector_that_auto_chooses(changed: dict[str, Any], hardware: Engi
         ("-pp 2", "pipeline parallelism"),
         ("--prefill-context-parallel-size 2", "context parallelism"),
         ("-dcp=2", "context parallelism"),
+        ("--enable-sleep-mode", "sleep mode"),
         ("-dp 1 -pp 1 -tp 2 --seed 2", None),
         ("--data-parallel-size-local 1", None),
         ("", None),
