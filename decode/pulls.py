@@ -96,7 +96,7 @@ class Pulls:
         if want is None:
             want = self._wants[request] = _Wanted(Want.PULLING, engine, lost)
         else:
-            want.engine, want.tokens = engine, lost
+            want.engine, want.tokens, want.because = engine, lost, None  # a former try's reason is not this pull's
             self._move(request, want, PullCause.PULLED)
         want.tests = self.peers.began(engine, now)
 

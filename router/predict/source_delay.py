@@ -6,6 +6,8 @@ from typing import Final
 
 SEEN_MAX: Final = 20
 """The expected delay is the mean over about so many source legs."""
+PRICED: Final = 2
+"""The price counts as so many legs that were on time: after one slow leg, perhaps the first, others are tried."""
 LATE_MS_MAX: Final = 500.0
 """One leg counts for at most this much: an engine that stood still says little."""
 FADES_S: Final = 60.0
@@ -22,7 +24,7 @@ class SourceDelay:
         self._mean_ms: float = 0.0
         self._learned_s: float = 0.0
         """When the mean was last updated, in seconds."""
-        self._seen = 0
+        self._seen = PRICED
 
     def took(self, late_ms: float, now: float) -> None:
         """A source leg was answered `late_ms` later than its price says, at `now` seconds."""

@@ -240,8 +240,9 @@ def test_the_delay_of_source_legs_is_learned_and_fades() -> None:
     has(made, "d1")
     first = prices_of(fleet, long(now=1.0)).source_at(0)
     assert first is not None and 0 < first.leg_ms < 50
-    fleet.inflight.source_delay.took(5.0, 1.0)
-    assert fleet.inflight.source_delay.ms(1.0) == 5.0
+    fleet.inflight.source_delay.took(6.0, 1.0)
+    assert fleet.inflight.source_delay.ms(1.0) == 2.0, "one leg is no rule"
+    assert prices_of(fleet, long(now=1.0)).source_at(0) is not None
     fleet.inflight.source_delay.took(-20.0, 1.0)
     assert fleet.inflight.source_delay.ms(1.0) == 0.0, "never less than the price"
     for _ in range(4):

@@ -34,6 +34,19 @@ def test_what_is_not_pulled_counts_as_computed_again_once_there_is_room() -> Non
     assert p.recomputed_tokens == 200
 
 
+def test_a_former_tries_reason_is_not_this_pulls() -> None:
+    """Early reads of the request had ended in vain: its producer is not to be set aside for that."""
+    p = pulls()
+    for number in range(FAILURES):
+        request = f"r{number}"
+        p.local(request, 300)
+        p.said(request, READ)
+        p.allocated(request, "p@1", 300, 1.0)
+        p.said(request, "")
+        p.ended(request, 2.0)
+    assert p.peers.may_pull("p@1", 2.0) and p.recomputed_tokens == 0
+
+
 def test_an_engine_that_only_produces_pulls_nothing() -> None:
     """vLLM keeps blocks that a step on a GPU may still write only from a consumer's pulls."""
     p = Pulls(ProducerPeers(), reads=False)
