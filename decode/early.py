@@ -148,7 +148,7 @@ class EarlyLegs:
         """The number of legs that wait."""
         self.untold = 0
         """The number of legs whose producers may still say that the hold is there: those that wait, and those that are
-        computed here and must give it back."""
+        computed here and must give it back. Not those whose producer was unknown from the beginning."""
         self.counts: Final[Counter[str]] = Counter()
 
     def __contains__(self, request: str) -> bool:
@@ -163,7 +163,7 @@ class EarlyLegs:
         self._legs[request] = leg
         self._named.setdefault(name, []).append(request)
         self.waiting += 1
-        self.untold += 1
+        self.untold += bool(engine)
         self.counts["early legs"] += 1
         if lost:
             self._move(request, leg, EarlyCause.PRODUCER_LOST)
@@ -259,7 +259,8 @@ class EarlyLegs:
         if row is None:
             return False
         self.waiting += (row.state in _WAITS) - (leg.state in _WAITS)
-        self.untold += (row.state in _UNTOLD) - (leg.state in _UNTOLD)
+        if leg.engine:
+            self.untold += (row.state in _UNTOLD) - (leg.state in _UNTOLD)
         leg.state = row.state
         if EarlyAct.ABANDON in row.acts:
             self._abandoned.append(request)

@@ -28,12 +28,14 @@ def worth_pulling(held_tokens: int, prompt_tokens: int, cached_tokens: int) -> i
 class _Wanted:
     """One request."""
 
-    __slots__ = ("because", "engine", "state", "tests", "tokens")
+    __slots__ = ("because", "engine", "finished", "state", "tests", "tokens")
 
     def __init__(self, state: Want, engine: str, tokens: int) -> None:
         self.state, self.engine, self.tokens = state, engine, tokens
         self.because: str | None = None
         """The ranks' objection to the blocks; empty: none. None: no rank has ended its reading."""
+        self.finished = False
+        """Whether the request is over, and its pull may not be."""
         self.tests = False
         """Whether its pull tests the connection to a producer that is set aside."""
 
@@ -56,6 +58,12 @@ class Pulls:
     def under_way(self) -> int:
         """The number of requests whose blocks are being read."""
         return sum(want.state is not Want.LOCAL for want in list(self._wants.values()))
+
+    @property
+    def awaited(self) -> int:
+        """How many of these requests are not over."""
+        wants = list(self._wants.values())
+        return sum(want.state is not Want.LOCAL and not want.finished for want in wants)
 
     def judge(self, request: str, engine: str, now: float) -> str:
         """Why no blocks can be pulled from this engine for the request; empty: they can. If not, call `local` next."""
@@ -104,6 +112,7 @@ class Pulls:
         """The request is over."""
         want = self._wants.get(request)
         if want is not None:
+            want.finished = True
             self._move(request, want, PullCause.FINISHED)
 
     def said(self, request: str, because: str) -> None:

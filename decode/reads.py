@@ -183,6 +183,8 @@ class Reads:
         self._pulls: dict[str, _Posted] = {}
         """Used by `step` alone."""
         self._outcomes: dict[str, PullOutcome] = {}
+        self.ended_total = 0
+        """The number of pulls that have ended since the start. `step` counts it."""
         self._known: set[str] = set()
         """Used by `add` and `take` alone."""
 
@@ -235,6 +237,7 @@ class Reads:
         for request, posted in list(self._pulls.items()):
             if self._advance(posted):
                 self._outcomes[request] = self._end(posted)
+                self.ended_total += 1
                 del self._pulls[request]
         return len(self)
 

@@ -198,7 +198,7 @@ def _tenants(spec: Spec) -> ExplainedPart:
 
 
 _MOVERS = {
-    Connector.AUTO: "Baton's connector moves the KV cache on CPU, vLLM's NixlConnector on GPUs.",
+    Connector.AUTO: "Baton's connector moves the KV cache, or vLLM's where Baton's cannot.",
     Connector.NIXL: "vLLM's NixlConnector moves the KV cache.",
     Connector.BATON: "Baton's connector moves the KV cache.",
 }

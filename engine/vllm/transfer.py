@@ -6,7 +6,7 @@ from typing import Final
 
 from engine.vllm.connector.served import CONTEXT, RANKS, SLEEP, STAGES
 from engine.vllm.connector.written_for import is_written_for
-from engine.vllm.spec import SOME_RANKS, Connector, given, ranks_in, value_of
+from engine.vllm.spec import SOME_RANKS, Connector, given, ranks_in, switched_on, value_of
 
 ASKED: Final = ("auto", "nixl", "baton")
 """The values that a user may give."""
@@ -27,9 +27,12 @@ def left_by_flags(vllm_args: tuple[str, ...]) -> str | None:
     here = value_of(vllm_args, "--data-parallel-size-local", "-dpl")
     # Ranks on other machines have their agent sockets there, too.
     elsewhere = here is not None and here.isdecimal() and int(here) < ranks_in(vllm_args)
+    if here is None and ranks_in(vllm_args) > 1:  # vLLM chooses, and may choose other machines
+        backend, nodes = value_of(vllm_args, "--data-parallel-backend", "-dpb"), value_of(vllm_args, "--nnodes")
+        elsewhere = backend == "ray" or (nodes is not None and nodes != "1")
     if elsewhere or any(given(vllm_args, *flag) for flag in SOME_RANKS):
         return RANKS
-    if given(vllm_args, "--enable-sleep-mode"):
+    if switched_on(vllm_args, "--enable-sleep-mode"):
         return SLEEP
     for flag, short, what in _SIZES:
         size = value_of(vllm_args, flag, short)

@@ -104,9 +104,19 @@ def test_a_rank_does_not_rest_while_ranks_step_together(module: ModuleType, core
     assert rest(core, module, waiting) == []
 
 
-def pulling(one: Any, *, busy: bool = False, begins: bool = False, early: int = 0) -> bool:
+def pulling(
+    one: Any, *, busy: bool = False, begins: bool = False, early: int = 0, pulls: int = 1, awaited: int = 1
+) -> bool:
     """A step of an engine with one pull."""
-    patient: bool = one.pause(busy=busy, pulls=1, begins=begins, early=early, listens=lambda: False, hear=lambda: False)
+    patient: bool = one.pause(
+        busy=busy,
+        pulls=pulls,
+        awaited=awaited,
+        begins=begins,
+        early=early,
+        listens=lambda: False,
+        hear=lambda: False,
+    )
     return patient
 
 
@@ -117,14 +127,28 @@ def test_an_engine_that_only_pulls_waits_for_the_end_of_a_pull(module: ModuleTyp
     assert pulling(one) and core.waits == [module.PULLING_S]
 
 
-def test_a_pull_that_has_ended_meanwhile_is_reported_at_once(module: ModuleType) -> None:
-    """Ended between two steps, no wait is left that its end could end."""
+def test_the_end_of_a_pull_is_reported_before_the_next_pause(module: ModuleType) -> None:
+    """With asynchronous scheduling the step that takes a pull's end reports it one step later: a pause in between would
+    delay the report, and no other end may come that would end the pause.
+    """
+    core = Core(2)
+    one = core.idling(module)
+    module.worker_here("engine")
+    module.pulled("engine", 1)
+    module.pulled("another engine", 1)
+    for _ in range(2):
+        assert not pulling(one, pulls=2, awaited=2) and core.waits == []
+    one.reported(1)
+    assert pulling(one, pulls=2, awaited=2) and core.waits == [module.PULLING_S]
+
+
+def test_a_report_may_come_before_the_end_was_told(module: ModuleType) -> None:
+    """The following thread tells the core after the worker can take the outcome."""
     core = Core(1)
     one = core.idling(module)
     module.worker_here("engine")
-    module.pulled("engine")
-    module.pulled("another engine")
-    assert pulling(one) and core.waits == []
+    one.reported(1)
+    module.pulled("engine", 1)
     assert pulling(one) and core.waits == [module.PULLING_S]
 
 
@@ -137,9 +161,19 @@ def test_a_request_that_comes_meanwhile_is_not_kept_waiting_by_the_worker(module
 
 
 def test_where_the_worker_is_another_process_only_the_worker_waits(module: ModuleType) -> None:
-    """The end of a pull could not end the core's pause."""
+    """The end of a pull could not end the core's pause, and its report is not counted."""
     core = Core(1)
-    assert pulling(core.idling(module)) and core.waits == []
+    one = core.idling(module)
+    one.reported(1)
+    assert pulling(one) and core.waits == []
+    module.worker_here("engine")
+    assert pulling(one) and core.waits == [module.PULLING_S]
+
+
+@pytest.mark.parametrize("queued", [None, (), ("output",)])
+def test_a_step_behind_another_ones_output_does_not_wait(module: ModuleType, queued: object) -> None:
+    one = Core(1, batch_queue=queued).idling(module)
+    assert pulling(one) is not bool(queued) and pulling(one, begins=True) is not bool(queued)
 
 
 def test_the_step_that_begins_a_pull_is_made_at_once(module: ModuleType) -> None:
@@ -155,8 +189,10 @@ def test_the_step_that_begins_a_pull_is_made_at_once(module: ModuleType) -> None
         (Core(1), {"busy": True}),
         (Core(1), {"early": 1}),
         (Core(2), {}),
+        (Core(1), {"awaited": 0}),
         (Core(1, engines_running=True, dp_group="ranks"), {}),
     ],
+    ids=["a step with tokens", "an early leg", "another request", "another request, an aborted pull", "ranks"],
 )
 def test_an_engine_with_other_work_does_not_wait_for_pulls(module: ModuleType, core: Core, more: Any) -> None:
     one = core.idling(module)

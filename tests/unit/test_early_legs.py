@@ -91,7 +91,7 @@ def test_a_leg_asks_at_once_and_again() -> None:
 def test_a_leg_is_computed_here_if_its_producer_is_unknown_or_lost_or_time_is_up() -> None:
     legs = EarlyLegs()
     legs.opened("unknown", "a", "", 0.0)
-    assert not legs.waits("unknown", 0.0)
+    assert not legs.waits("unknown", 0.0) and legs.untold == 0, "no one can tell it anything"
     legs.opened("lost", "b", P, 0.0)
     legs.opened("other", "c", OTHER, 0.0)
     legs.lost(lambda engine: engine == P)

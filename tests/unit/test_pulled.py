@@ -47,6 +47,17 @@ def test_a_former_tries_reason_is_not_this_pulls() -> None:
     assert p.peers.may_pull("p@1", 2.0) and p.recomputed_tokens == 0
 
 
+def test_no_request_waits_for_a_pull_that_was_aborted() -> None:
+    p = pulls()
+    for request in ("aborted", "alive"):
+        p.allocated(request, "p@1", 300, 1.0)
+    p.local("computed", 300)
+    p.finished("aborted")
+    assert (p.under_way, p.awaited) == (2, 1)
+    p.ended("aborted", 2.0)
+    assert (p.under_way, p.awaited) == (1, 1)
+
+
 def test_an_engine_that_only_produces_pulls_nothing() -> None:
     """vLLM keeps blocks that a step on a GPU may still write only from a consumer's pulls."""
     p = Pulls(ProducerPeers(), reads=False)

@@ -29,6 +29,11 @@ LISTEN_S: Final = 0.1
 but arrived late, asks within the router's own few milliseconds."""
 
 
+SET_UP_S: Final = 5.0
+"""How long after an introduction the channel is looked at in each step: each look takes the set-up of its connection
+further. Without that the first early leg of a pair would wait for it."""
+
+
 class EarlyHandoffs:
     """Both sides of early legs in one engine: as D the legs that wait here, as P the engines that ask for holds."""
 
@@ -46,6 +51,8 @@ class EarlyHandoffs:
         """By prefill leg under way: its prompt's tokens that were in the prefix cache."""
         self._filled_at = 0.0
         """When the last hold was made, in monotonic seconds."""
+        self._set_up_at = 0.0
+        """When the channels to the engines that were introduced are set up, in monotonic seconds."""
         self.has_parts = False
         """Whether blocks of a waiting leg were announced when notices were last taken."""
 
@@ -60,9 +67,9 @@ class EarlyHandoffs:
         return self._legs.waiting
 
     @property
-    def untold(self) -> int:
-        """The number of early legs whose producers may still tell them something: more than those that wait."""
-        return self._legs.untold
+    def speaks(self) -> bool:
+        """Whether a notice may come for a leg here, or the channel to another engine is being set up."""
+        return self._legs.untold > 0 or time.monotonic() < self._set_up_at
 
     # --- peers ---
 
@@ -76,6 +83,7 @@ class EarlyHandoffs:
             return
         for each in met.payloads:
             if each.stage == CHANNEL_STAGE:
+                self._set_up_at = time.monotonic() + SET_UP_S
                 self._channel.meet(met.engine_id, each.data)
 
     def forget(self, engine: str) -> None:

@@ -24,8 +24,8 @@ LISTEN_EVERY_S: Final = 0.0005
 """The longest time that an engine without work lets a notice wait, while one is expected."""
 
 PULLING_S: Final = 0.002
-"""The longest pause of an engine that only waits for pulls. The end of a pull ends the pause, that of a handshake does
-not, nor that of a read that vLLM's own code follows. vLLM's own pause is a millisecond."""
+"""The longest pause of an engine that only waits for pulls. A pull that ends, ends the pause. A handshake does not, nor
+does a read that vLLM's own code follows. vLLM's own pause is a millisecond."""
 
 _CORES: Final[dict[str, Idling]] = {}
 """By engine id: the pauses of the engine cores of this process."""
@@ -43,8 +43,9 @@ class Idling:
         """vLLM's engine core; None: it was not found."""
         self._rests: Final = Rest()
         self._engine_id: Final = engine_id
-        self._pulled = False
-        """Whether a pull has ended since the last pause for pulls."""
+        self._unreported = 0
+        """Pulls whose ends were not reported to the scheduler yet. With steps that are queued (vLLM's asynchronous
+        scheduling) a report comes a step later."""
         _CORES[engine_id] = self
         if self.core is None:
             logger.warning("The engine's core was not found: what comes to an idle engine waits for its next request.")
@@ -54,19 +55,26 @@ class Idling:
         if self.core is not None:
             self.core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
-    def pulled(self) -> None:
-        """A pull has ended: its end is reported with the next step. May be called from any thread."""
+    def pulled(self, ended: int) -> None:
+        """So many pulls have ended: their end is reported with the next step. May be called from any thread."""
         if self.core is not None:
             not_empty = self.core.input_queue.not_empty
             with not_empty:
-                self._pulled = True
+                self._unreported += ended
                 not_empty.notify()
+
+    def reported(self, ended: int) -> None:
+        """The end of so many pulls has been reported. May come before `pulled` has told of it."""
+        if self.core is not None and ended and self._engine_id in _WORKERS:
+            with self.core.input_queue.not_empty:
+                self._unreported -= ended
 
     def pause(
         self,
         *,
         busy: bool,
         pulls: int,
+        awaited: int,
         begins: bool,
         early: int,
         listens: Callable[[], bool],
@@ -76,7 +84,8 @@ class Idling:
 
         Args:
             busy: whether the step has work: it is made at once.
-            pulls: the number of requests whose pulls are under way, or begin with this step.
+            pulls: the number of pulls that are under way, or begin with this step.
+            awaited: how many of them a request waits for.
             begins: whether a pull begins.
             early: the number of requests that wait for a notice.
             listens: as in `rest`.
@@ -88,9 +97,13 @@ class Idling:
             self.rest(early, listens, hear)
             return False
         self.news()
-        if busy or early or self.core is None or _must_step(self.core, pulls) or not self.core.is_running():
+        if busy or early or self.core is None or _must_step(self.core, awaited) or not self.core.is_running():
             return False
-        return begins or self._engine_id not in _WORKERS or self._rest_pulling()
+        if begins or self._engine_id not in _WORKERS:
+            return not getattr(
+                self.core, "batch_queue", None
+            )  # else a step that waits keeps back an earlier one's output
+        return self._rest_pulling()
 
     def _rest_pulling(self) -> bool:
         """Wait for the end of a pull, or for a request. Returns whether none has come.
@@ -100,10 +113,9 @@ class Idling:
         """
         arrived = self.core.input_queue
         with arrived.not_empty:
-            if not arrived.queue and not self._pulled:
+            if not arrived.queue and self._unreported <= 0:
                 arrived.not_empty.wait(PULLING_S)
-            self._pulled = False
-            return not arrived.queue
+            return not arrived.queue and self._unreported <= 0
 
     def news(self) -> None:
         """Something was done, or a hold has ended."""
@@ -142,11 +154,11 @@ def worker_here(engine_id: str) -> None:
     _WORKERS.add(engine_id)
 
 
-def pulled(engine_id: str) -> None:
-    """A worker's pull has ended. Wakes its engine core, if that runs in this process."""
+def pulled(engine_id: str, ended: int) -> None:
+    """So many of a worker's pulls have ended. Wakes its engine core, if that runs in this process."""
     core = _CORES.get(engine_id)
     if core is not None:
-        core.pulled()
+        core.pulled(ended)
 
 
 def _must_step(core: Any, waiting: int) -> bool:

@@ -193,7 +193,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
         """vLLM's metadata, with what has come in since the last step."""
         patient = self._rest(scheduler_output)
-        if self._early.untold or self._holds.any:  # nothing else is spoken of in notices
+        if self._early.speaks or self._holds.any:  # nothing else is spoken of in notices
             self._hear()
         self._early.ask()
         self._early.report_cached()
@@ -255,6 +255,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         return self._idling.pause(
             busy=bool(busy) or self._early.blocks.busy,
             pulls=self._pulls.under_way,
+            awaited=self._pulls.awaited,
             begins=bool(self._reqs_need_recv),
             early=self._early.waiting,
             listens=self._early.listens,
@@ -271,6 +272,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._early.timed(told.took)
             for engine, link in self._links.told(told.peers).items():
                 self._pulls.peers.stands(engine, link)
+            self._idling.reported(len(told.ended))
             for request, because in told.ended.items():
                 self._pulls.said(request, because)
         for request in connector_output.finished_recving or ():

@@ -18,7 +18,7 @@ RANKS: Final = "data parallelism"
 STAGES: Final = "pipeline parallelism"
 CONTEXT: Final = "context parallelism"
 SLEEP: Final = "sleep mode"
-"""Refused where Baton's connector is asked for (`refused`), and left to vLLM's where it is not."""
+"""Why `auto` does not choose Baton's connector, which would refuse to start (`refused`)."""
 
 _RANK: Final = re.compile(r"_dp\d+\Z")
 """The end of an engine's id in each data-parallel rank; a dense model's rank sees `data_parallel_size` 1."""

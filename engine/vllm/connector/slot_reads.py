@@ -22,8 +22,8 @@ POLL_S: Final = 0.0002
 """The interval at which reads under way are polled."""
 
 PATIENCE_S: Final = 0.001
-"""How long a step that does nothing else waits for the end of a pull. Without it, a read that is over before the step
-is would be reported with the next one: on CPUs 3 to 4 ms later."""
+"""How long a step that only waits for pulls waits for one to end. Without this wait, a pull that ends during the step
+is reported with the next one: on two slow cores 3 to 4 ms later."""
 
 FIRST_READ_S: Final = 2.0
 """How long a handshake waits for the first read of a peer's slot: UCX connects with that read."""
@@ -64,8 +64,8 @@ class SlotReads:
 class Follower:
     """The thread that follows reads, so that they end and are confirmed while the engine computes other requests."""
 
-    def __init__(self, reads: Reads, begin: Callable[[], None], ended: Callable[[], None]) -> None:
-        """`begin` is called on the thread before its first step, `ended` when pulls have ended."""
+    def __init__(self, reads: Reads, begin: Callable[[], None], ended: Callable[[int], None]) -> None:
+        """`begin` is called on the thread before its first step, `ended` with the number of pulls that have ended."""
         self._reads: Final = reads
         self._begin: Final = begin
         self._ended: Final = ended
@@ -100,10 +100,11 @@ class Follower:
             if not begun:
                 self._begin()
                 begun = True
+            before = self._reads.ended_total
             under_way = self._reads.step()
-            if self._reads.ended:
+            if ended := self._reads.ended_total - before:
+                self._ended(ended)
                 with self._some_ended:
                     self._some_ended.notify()
-                self._ended()
             if under_way:
                 time.sleep(POLL_S)

@@ -58,7 +58,7 @@ class BatonWorker(PartsWorker, LinksWorker):
         """This step's number, if its end is to be reported."""
         self._reads = Reads(self._agent, self._slots.landings(), self._slots.prepare)
         self._follower = Follower(
-            self._reads, lambda: current_platform.set_device(self.device_id), lambda: pulled(engine_id)
+            self._reads, lambda: current_platform.set_device(self.device_id), lambda ended: pulled(engine_id, ended)
         )
         worker_here(engine_id)
         self._patient = False
