@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -110,9 +110,8 @@ async def test_the_same_holds_with_many_seeds(scenario: Scenario) -> None:
             holds_true(outcome)
 
 
-async def test_a_stream_goes_on_elsewhere_word_for_word() -> None:
-    """Streams that broke were resumed: the router counted them, and every client got the text of a faultless run."""
-    resumed: list[str] = []
+def noting(lines: list[str], needle: str) -> Callable[[ChaosFleet, int], AbstractAsyncContextManager[str]]:
+    """A router in this process. `lines` get those of its metrics at its end that have `needle` and are not 0."""
 
     @asynccontextmanager
     async def router(fleet: ChaosFleet, seed: int) -> AsyncIterator[str]:
@@ -120,11 +119,25 @@ async def test_a_stream_goes_on_elsewhere_word_for_word() -> None:
             yield endpoint
             async with client.get(endpoint + "/metrics") as response:
                 text = await response.text()
-        resumed.extend(line for line in text.splitlines() if 'kind="resumed"' in line and not line.endswith(" 0.0"))
+        lines.extend(line for line in text.splitlines() if needle in line and not line.endswith(" 0.0"))
 
-    outcome = await Run(scenario=BY_NAME["break D mid-stream"], router=router, seed=1).outcome()
-    assert outcome.kinds == {Kind.RIGHT: CLIENTS}
+    return router
+
+
+async def test_a_stream_goes_on_elsewhere_word_for_word() -> None:
+    """Streams that broke were resumed: the router counted them, and every client got the text of a faultless run."""
+    resumed: list[str] = []
+    run = Run(scenario=BY_NAME["break D mid-stream"], router=noting(resumed, 'kind="resumed"'), seed=1)
+    assert (await run.outcome()).kinds == {Kind.RIGHT: CLIENTS}
     assert resumed
+
+
+async def test_early_legs_are_among_what_is_struck() -> None:
+    sent: list[str] = []
+    for seed in SEEDS:
+        run = Run(scenario=BY_NAME["break D mid-stream"], router=noting(sent, "baton_early_legs_total{"), seed=seed)
+        holds_true(await run.outcome())
+    assert sent
 
 
 # -- what is not an engine's fault --

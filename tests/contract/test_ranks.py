@@ -81,6 +81,8 @@ def test_every_rank_is_chosen_and_pulled_from_and_a_killed_mock_costs_no_request
               for now, then in zip(loads(ranked, name), before[name], strict=True)]  # fmt: skip
     assert sum(computed) == sum(pulled) == tokens
     assert min(computed) > tokens / 4 and min(pulled) > tokens / 16
+    shown = post(ranked.admin + "/ui/data", None, method="GET")[1]["instances"]
+    assert [each["id"] for each in shown] == RANKS and all(each["credits"] > 0 for each in shown)
     status, answer = post(ranked.urls["prefill-0"] + COMPLETIONS, body(ranked, 1), X_data_parallel_rank="2")
     assert status == 400 and "out of range" in answer["error"]["message"]
     alone = post(ranked.urls["decode-1"] + COMPLETIONS, body(ranked, 1), X_data_parallel_rank="1")[1]

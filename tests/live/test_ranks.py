@@ -105,7 +105,7 @@ def test_tokens_are_those_of_a_lone_engine_and_all_are_pulled(ranked: tuple[Clus
     pulled = [now.external_kv_tokens - then.external_kv_tokens for now, then in zip(after[1], before[1], strict=True)]
     print(f"prompt tokens {sent}, at each rank of P {by_p}, pulled by each rank of D {pulled}")
     assert sum(by_p) == sent and all(each > sent / 10 for each in (*by_p, *pulled)), (by_p, pulled)
-    assert sum(pulled) >= 0.99 * sent
+    assert sent - sum(pulled) <= 0.01 * min(by_p), "99 % of each rank's, even if all that is missing is of one rank"
     assert all(each.recomputed_tokens == 0 for each in after[1])
     within(20, lambda: _free_of_holds(cluster))
 

@@ -45,7 +45,7 @@ def test_learned_margins_keep_promises_to_admitted_requests_at_no_loss(shelf: Sh
             kept_of[learns] += urgent
             attained[learns] += kept(found[learns]).attained
     assert kept_of[False].kept < 0.97
-    assert kept_of[True].kept > 0.965
+    assert kept_of[True].kept >= 0.97, kept_of
     assert attained[True] >= attained[False]
 
 
@@ -79,7 +79,7 @@ def test_some_seconds_after_an_instance_has_slowed_down_promises_are_kept_again(
     parts = {name: kept(result, of_class(result, URGENT) & among) for name, among in around(scenario, result).items()}
     assert sum(each.arrived for each in parts.values()) == kept(result, of_class(result, URGENT)).arrived
     assert parts["later"].kept > parts["in flight, and 5 s after"].kept
-    assert parts["later"].kept >= 0.95
+    assert parts["later"].kept >= 0.97, parts
 
 
 def test_deciles_are_of_all_requests(shelf: Shelf) -> None:
