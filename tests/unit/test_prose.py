@@ -350,9 +350,9 @@ CLAIMS = (
         "vLLM's connectors and ours",
         "connectors",
         "takes {} to {} × the time of the better of vLLM's tuned pull and push in {} of {} places. In {} it takes {} "
-        "to {} ×, where {} × is the target; {} of these have intervals above it, all with little KV: alone at 1,000 "
-        "and 1,900 tokens, and eight at once at 1,000, where push is faster. Baton's pull without early legs takes {} "
-        "to {} × the time of vLLM's tuned pull ({} of {} targets met)",
+        "to {} ×, where {} × is the target; {} of these has an interval above it: alone at 1,900 tokens with little "
+        "KV, where push is faster. Baton's pull without early legs takes {} to {} × the time of vLLM's tuned pull "
+        "({} of {} targets met)",
         connectors_result,
     ),
     Claim(
