@@ -147,8 +147,8 @@ class EarlyLegs:
         self.waiting = 0
         """The number of legs that wait."""
         self.untold = 0
-        """The number of legs whose producers may still say that the hold is there: those that wait, and those that are
-        computed here and must give it back. Not those whose producer was unknown from the beginning."""
+        """The number of legs that may still hear that the hold is there: legs that wait, and legs that are computed
+        here and must give the hold back. A leg without a known producer is not counted."""
         self.counts: Final[Counter[str]] = Counter()
 
     def __contains__(self, request: str) -> bool:

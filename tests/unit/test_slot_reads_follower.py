@@ -16,7 +16,7 @@ LONG_S = 60.0
 
 
 class Agent:
-    """A NIXL agent whose reads end when they are told to."""
+    """A stand-in for a NIXL agent. Its reads end once `over` is set."""
 
     def __init__(self) -> None:
         self.over = threading.Event()

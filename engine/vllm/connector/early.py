@@ -30,8 +30,8 @@ but arrived late, asks within the router's own few milliseconds."""
 
 
 SET_UP_S: Final = 5.0
-"""How long after an introduction the channel is looked at in each step: each look takes the set-up of its connection
-further. Without that the first early leg of a pair would wait for it."""
+"""For so many seconds after an introduction each step looks at the channel, which takes the connection's set-up
+further. Otherwise the first early leg of a pair would wait for it."""
 
 
 class EarlyHandoffs:
@@ -52,7 +52,7 @@ class EarlyHandoffs:
         self._filled_at = 0.0
         """When the last hold was made, in monotonic seconds."""
         self._set_up_at = 0.0
-        """When the channels to the engines that were introduced are set up, in monotonic seconds."""
+        """When the connection of the engine that was introduced last is set up at the latest, in monotonic seconds."""
         self.has_parts = False
         """Whether blocks of a waiting leg were announced when notices were last taken."""
 

@@ -44,8 +44,8 @@ class Idling:
         self._rests: Final = Rest()
         self._engine_id: Final = engine_id
         self._unreported = 0
-        """Pulls whose ends were not reported to the scheduler yet. With steps that are queued (vLLM's asynchronous
-        scheduling) a report comes a step later."""
+        """Ended pulls that were not reported to the scheduler yet. With asynchronous scheduling vLLM queues the outputs
+        of steps, and the report comes a step later."""
         _CORES[engine_id] = self
         if self.core is None:
             logger.warning("The engine's core was not found: what comes to an idle engine waits for its next request.")
@@ -56,7 +56,7 @@ class Idling:
             self.core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
     def pulled(self, ended: int) -> None:
-        """So many pulls have ended: their end is reported with the next step. May be called from any thread."""
+        """`ended` pulls have ended: their end is reported with the next step. May be called from any thread."""
         if self.core is not None:
             not_empty = self.core.input_queue.not_empty
             with not_empty:
@@ -64,7 +64,7 @@ class Idling:
                 not_empty.notify()
 
     def reported(self, ended: int) -> None:
-        """The end of so many pulls has been reported. May come before `pulled` has told of it."""
+        """The end of `ended` pulls has been reported. This may be called before `pulled` is."""
         if self.core is not None and ended and self._engine_id in _WORKERS:
             with self.core.input_queue.not_empty:
                 self._unreported -= ended
@@ -100,9 +100,8 @@ class Idling:
         if busy or early or self.core is None or _must_step(self.core, awaited) or not self.core.is_running():
             return False
         if begins or self._engine_id not in _WORKERS:
-            return not getattr(
-                self.core, "batch_queue", None
-            )  # else a step that waits keeps back an earlier one's output
+            queued = getattr(self.core, "batch_queue", None)  # outputs of earlier steps: a wait would keep them back
+            return not queued
         return self._rest_pulling()
 
     def _rest_pulling(self) -> bool:
@@ -155,7 +154,7 @@ def worker_here(engine_id: str) -> None:
 
 
 def pulled(engine_id: str, ended: int) -> None:
-    """So many of a worker's pulls have ended. Wakes its engine core, if that runs in this process."""
+    """`ended` of a worker's pulls have ended. Wakes its engine core, if that runs in this process."""
     core = _CORES.get(engine_id)
     if core is not None:
         core.pulled(ended)
