@@ -42,7 +42,7 @@ def ratio(row: dict[str, Any], ours: str, theirs: str, share: str = FIRST) -> di
 
 
 def blind(row: dict[str, Any], each: Sequence[float]) -> list[float]:
-    """Of values by window: those of the windows that nothing of Baton was tuned on (`bench.policy_grid.BLIND`)."""
+    """Of values by window: those of the windows that are kept for reporting (`bench.policy_grid.BLIND`)."""
     return [value for value, window in zip(each, row["windows"], strict=True) if window["number"] in grid.BLIND]
 
 
@@ -155,7 +155,7 @@ def said(told: dict[str, Any]) -> str:
     return (
         f"{told['geometric_mean_over_admitted']:.2f} × the goodput of the best rival with the same admission and "
         f"arrangements (geometric mean of {len(over)} of {len(list(grid.cells()))} cells, {min(over):.2f} to "
-        f"{max(over):.2f} ×, on windows that nothing of Baton was tuned on); half of the gap to a bound on any policy "
+        f"{max(over):.2f} ×, on windows that are kept for reporting); half of the gap to a bound on any policy "
         f"closed in {told['share_half_closed']:.0%} of them"
     )
 
@@ -196,8 +196,8 @@ def _cells(cells: Sequence[dict[str, Any]]) -> Table:
         "ours / rival with admission, all windows",
     )
     return Table(
-        "Goodput at 90 % in requests a second and GPU, mean of all windows. Blind: on windows 2 and 4, which nothing "
-        "of Baton was tuned on; over all windows with 95 % intervals",
+        "Goodput at 90 % in requests a second and GPU, mean of all windows. Blind: on windows 2 and 4, which are "
+        "kept for reporting; over all windows with 95 % intervals",
         columns,
         [
             [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from bench import breakeven, compare_tables, plan, real_tables, scaling
+from bench import breakeven, compare_tables, plan, policy_tables, real_tables, scaling
 from bench.published import Table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -288,6 +289,36 @@ def vidur_result(figures: Any, targets: Targets) -> Iterator[float]:
     yield from (*span(cost), cost[0]["target"], *met(cost), 100 * span(of(targets, "mean E2E off by.*"))[1])
 
 
+def policy_cells(figures: Any, targets: Targets) -> Iterator[float]:
+    cells = figures["cells"]
+    as_it_is = [cell["over_rival"]["blind"] for cell in cells]
+    yield from (sum(cell["over_admitted"]["blind"] >= 1 for cell in cells), len(cells), min(as_it_is), max(as_it_is))
+    equal = [cell["over_admitted"]["blind"] for cell in cells if cell["fleet"] == "A"]
+    yield from (min(equal), max(equal))
+
+
+def policy_gap(figures: Any, targets: Targets) -> Iterator[float]:
+    for serves_reasoning in (False, True):
+        bounds = [
+            cell["bound_over_admitted"]["blind"]
+            for cell in figures["cells"]
+            if cell["trace"].startswith("ServeGen") is serves_reasoning
+        ]
+        yield from (min(bounds), max(bounds))
+    yield 100 * max(cell["gap_closed"] for cell in figures["cells"])
+
+
+def policy_lost(figures: Any, targets: Targets) -> Iterator[float]:
+    gate = targets["least_ratio_over_any_rival"]["target"]
+    yield from (len(figures["below_gate"]), gate, 100 * max(cell["gap_closed"] for cell in figures["cells"]))
+
+
+def gpu_pull(figures: Any, targets: Targets) -> Iterator[float]:
+    over = of(targets, ".*_over_tuned")
+    yield from (*span(over), len(over), statistics.median(each["value"] for each in over))
+    assert all(each["low"] <= 1 <= each["high"] for each in over), "all intervals contain 1"
+
+
 def choose_result(figures: Any, targets: Targets) -> Iterator[float]:
     yield from (targets["workload_16_us"]["value"], targets["workload_1000_us"]["value"])
 
@@ -491,6 +522,39 @@ CLAIMS = (
         ),
     ),
     Claim(
+        "Choosing",
+        "policy",
+        "Both aims are missed: {} cells are below {} × some rival, and the gap closes nowhere by more than {} %.",
+        policy_lost,
+    ),
+    Claim(
+        "Choosing",
+        "policy",
+        "ours serves as much as the best of twelve rivals or more in {} cells of {}. ",
+        lambda figures, targets: iter(list(policy_cells(figures, targets))[:2]),
+    ),
+    Claim(
+        "Choosing",
+        "policy",
+        "Over the best rivals as they are, without admission, ours serves {} to {} ×. On equal GPUs (fleet A) ours is "
+        "at {} to {} ×; ",
+        lambda figures, targets: iter(list(policy_cells(figures, targets))[2:]),
+    ),
+    Claim(
+        "Choosing",
+        "policy",
+        "the bound is {} to {} times the best admitted rival on Azure's and Mooncake's traces, and {} to {} times on "
+        "ServeGen's reasoning traces, where it says nothing; ours closes −7 to {} % of the distance.",
+        policy_gap,
+    ),
+    Claim(
+        "vLLM's connectors and ours",
+        "connectors-gpu",
+        "Baton's pull takes {} to {} × the time of vLLM's tuned pull in the {} places (a length of prompt and a way of "
+        "handing over), the median {} ×, and all twelve intervals contain 1.",
+        gpu_pull,
+    ),
+    Claim(
         "Scaling",
         "scaling",
         "On seed 1 Baton attains in all {} cells. GPU-hours are within {} × the clairvoyant's in {} of {} cells, and "
@@ -559,6 +623,11 @@ def test_a_sentence_says_what_the_published_figures_say(claim: Claim) -> None:
     assert differences(sections()[claim.section], claim.sentence, expected) == []
 
 
+def test_the_policy_s_headline_is_what_its_figures_say() -> None:
+    headline = policy_tables.said(published("policy")["figures"])
+    assert headline in sections()["Choosing"] and headline in sections()[README]
+
+
 def test_another_figure_or_another_sentence_is_a_difference() -> None:
     text = "It takes 0.63 × in three of 1,204 places."
     assert differences(text, "takes {} × in {} of {} places", [0.634, 3, 1204]) == []
@@ -575,6 +644,7 @@ TABLES: Mapping[str, Callable[[Any], Sequence[Table]]] = {
     "plan": plan.tables,
     "real": lambda figures: [table for name, found in figures.items() for table in real_tables.tables(found, name)],
     "scaling": lambda figures: scaling.tables(figures["cells"])[:1],
+    "policy": policy_tables.tables,
 }
 
 
