@@ -244,6 +244,7 @@ class Scheduler:
             hand_over=effect.hand_over and not _aggregated(self.guard, context, effect, now),
             excluded=effect.excluded,
             routers=self.view.routers,
+            urgency=self.line.urgency * self.view.routers,
             ttft_ms=0.0 if context.begun else promise.ttft_ms,
             tpot_ms=promise.tpot_ms,
             sheds=promise.sheds,

@@ -19,6 +19,7 @@ from router.predict.step_model import SURE, Make, make_of
 from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
 from router.scheduler.placements import Placement, Placements
+from router.scheduler.scoring.budget import MISS
 from router.scheduler.scoring.prices import SHED_WEIGHT, Scoring, prices_of
 from router.scheduler.scoring.workload import K, workload
 
@@ -384,3 +385,38 @@ def test_a_full_prefill_instance_costs_more_for_its_holds() -> None:
     assert prices.hold(0, 2) > 0 == prices.hold(1, 2)
     here.seen(InstanceId("p0"), None, Load(kv_usage=0.5, waiting=8))
     assert prices_of(here.all(), asks(now=2.0, **LONG)).hold(0, 2) == 0
+
+
+def test_requests_that_wait_make_a_prompt_dear_where_it_takes_longer() -> None:
+    """By its time beyond the quickest instance's, for those that would wait for this one. Answers cost no more."""
+    here = view(B, B, D, gpus=("H100", "A100", "A100")).all()
+    calm, pressed = (asks(ttft_ms=1000.0, tpot_ms=50.0, urgency=each) for each in (0.0, 0.04))
+    before, after = prices_of(here, calm), prices_of(here, pressed)
+    per_ms = MISS * 0.04 / 2  # two instances compute prompts
+    quick, *slow = range(3)
+    assert after.prefill_at(quick) == before.prefill_at(quick)
+    for row in slow:
+        longer_ms = before.prompt_at(row) - before.prompt_at(quick)
+        assert longer_ms > 50
+        assert after.prefill_at(row) == pytest.approx(before.prefill_at(row) + per_ms * longer_ms)
+    assert [after.decode_at(row) for row in range(3)] == [before.decode_at(row) for row in range(3)]
+
+
+def test_a_queue_keeps_prompts_from_an_instance_that_is_slow_at_them() -> None:
+    """Seen on Azure's conversations: in an overload two A100 of role decode computed prompts, slowly."""
+    here = view(B, D, gpus=("H100", "A100"))
+    for _ in range(12):  # prompts that H100 has to compute first
+        place(here, asks(ttft_ms=1000.0, tpot_ms=50.0), "b0")
+    calm, pressed = (asks(ttft_ms=1000.0, tpot_ms=50.0, urgency=each) for each in (0.0, 0.02))
+    assert workload(here.all(), calm).decode == "d1"
+    assert workload(here.all(), calm).prefill is None
+    assert (workload(here.all(), pressed).prefill or workload(here.all(), pressed).decode) == "b0"
+
+
+def test_a_large_fleet_lists_what_is_cheap_for_those_that_wait() -> None:
+    """Above `FEW` rows a shortlist is priced: its ranks count the queue as the prices do."""
+    roles = [B] * 70
+    here = view(*roles, gpus=["A100"] * 68 + ["H100"] * 2).all()
+    pressed = asks(ttft_ms=1000.0, tpot_ms=50.0, urgency=2.0)
+    chosen = workload(here, pressed)
+    assert (chosen.prefill or chosen.decode) in {"b68", "b69"}

@@ -70,6 +70,11 @@ class _Waiter:
         return self.ttft_ms > 0
 
     @property
+    def urgency(self) -> float:
+        """The part of it that a delay of a millisecond makes late; none if it is late in any case."""
+        return 1.0 / self.ttft_ms if self.ttft_ms and not self.late else 0.0
+
+    @property
     def key(self) -> tuple[float, int]:
         return (self.due, self.number)
 
@@ -97,6 +102,7 @@ class FlowControlQueue:
         """The called requests after whose success the next request is called, too, until one finds no place."""
         self._number = 0
         self._patient = 0
+        self._urgency = 0.0
         self._given: Final[dict[str, float]] = {}
         """By tenant: the work it has got, divided by its share."""
         self._most = 0.0
@@ -167,7 +173,15 @@ class FlowControlQueue:
         least = min((self._given.get(name, 0.0) for name in waiting), default=self._most - FAIR_MS)
         self._given[tenant] = max(self._given.get(tenant, 0.0), least)
 
+    @property
+    def urgency(self) -> float:
+        """The number of waiting requests that a delay of a millisecond is expected to make late. A waiting request may
+        have any part of its target left, so a delay makes it late with a probability of the delay over the target.
+        """
+        return self._urgency
+
     def _insert(self, entry: _Waiter) -> None:
+        self._urgency += entry.urgency
         insort(self._groups.setdefault(entry.group, []), (*entry.key, entry))
 
     def _remove(self, request: object) -> _Waiter | None:
@@ -181,6 +195,7 @@ class FlowControlQueue:
         return entry
 
     def _take_out(self, entry: _Waiter) -> None:
+        self._urgency = max(0.0, self._urgency - entry.urgency) if self._entries else 0.0
         group = self._groups[entry.group]
         del group[bisect_left(group, entry.key, key=lambda each: each[:2])]
         if not group:

@@ -15,6 +15,7 @@ from router.predict.answer_lengths import LENGTHS_UNKNOWN, MIDDLE, OUTPUT_UNKNOW
 from router.predict.inflight_load import IDLE_MIN, SPREAD
 from router.predict.margins import Margins
 from router.predict.prefix_cache import Match
+from router.scheduler.scoring.budget import MISS
 
 LOOSE: Final = 5.0
 """Without a target, so many times an idle instance's latency counts as the budget."""
@@ -125,6 +126,15 @@ class Figures:
         without a target, and for a class that refuses: what that class lets in is to be kept.
         """
         return math.inf if self.wanted.sheds or not self.tpot_ms else self.tpot_ms
+
+    def delay_price(self) -> float:
+        """The cost of each millisecond of an instance's work for the requests that wait in the router: those that wait
+        for this instance begin later, and some miss their target for it (`Wanted.urgency`). In an overload this is what
+        counts: at a queue that lasts, it comes to `MISS` for each request that the work displaces.
+        """
+        if not self.wanted.urgency:
+            return 0.0
+        return MISS * self.wanted.urgency / max(1, len(self.fleet.ready_for(self.wanted).prefills))
 
     def held(self, chunks: int) -> int:
         """The prompt's tokens in `chunks` chunks. Its last token is always computed."""

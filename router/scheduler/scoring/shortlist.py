@@ -100,6 +100,8 @@ class Shortlist:
             prefill += self.alone
             prefill *= 1.0 / of.ttft_unit
             decode = self._used
+            if per := of.delay_price():
+                prefill += per * self.prompt
             if inflight.answers:
                 decode = decode + self._more * inflight.column("decoding")
                 stalled = inflight.column("decoding") * (1.0 / (of.tpot_unit * of.middle))
