@@ -36,17 +36,22 @@ class Demo:
     """Prompt tokens of the question that the decode engines pulled from a prefill engine, by their own count."""
     proven: int = 0
     """Tokens that they pulled besides: the router's prompts that prove pairs of engines (docs/connector.md)."""
+    because: str = ""
+    """The router's reason for its choice; empty if it says none."""
 
 
-async def demonstrate(endpoint: str, model: str, decode_urls: list[str], board: Board, *, as_json: bool) -> None:
-    """Ask one question; show the answer as it comes, and how it was served. `as_json`: one JSON object at the end.
+async def demonstrate(
+    router: tuple[str, str], model: str, decode_urls: list[str], board: Board, *, as_json: bool
+) -> None:
+    """Ask one question; show the answer as it comes, and how it was served. `router`: the URLs of its two sides, for
+    clients and for administrators. `as_json`: one JSON object at the end.
 
     Raises:
         aiohttp.ClientError: the request failed.
         ValueError: the answer cannot be read.
     """
     board.say(f"\n> {QUESTION}")
-    demo = await ask(endpoint, model, decode_urls, (lambda _: None) if as_json else show)
+    demo = await ask(router, model, decode_urls, (lambda _: None) if as_json else show)
     if as_json:
         emit({"event": "demo", "text": demo.text, "first_token_s": demo.first_s, "pulled_tokens": demo.pulled})
         return
@@ -56,14 +61,14 @@ async def demonstrate(endpoint: str, model: str, decode_urls: list[str], board: 
     )
 
 
-async def ask(endpoint: str, model: str, decode_urls: list[str], on_text: Callable[[str], None]) -> Demo:
-    """Stream one chat answer from `endpoint`, calling `on_text` with each piece as it comes.
+async def ask(router: tuple[str, str], model: str, decode_urls: list[str], on_text: Callable[[str], None]) -> Demo:
+    """Stream one chat answer from the router, calling `on_text` with each piece as it comes.
 
     Raises:
         aiohttp.ClientError: the request failed.
         ValueError: a line of the stream is not JSON.
     """
-    demo = Demo()
+    demo, (endpoint, admin) = Demo(), router
     async with aiohttp.ClientSession(raise_for_status=True) as session:
         before = await _pulled(session, decode_urls)
         started = time.monotonic()
@@ -76,6 +81,7 @@ async def ask(endpoint: str, model: str, decode_urls: list[str], on_text: Callab
             "stream_options": {"include_usage": True},
         }
         async with session.post(f"{endpoint}/v1/chat/completions", json=body) as response:
+            name = response.headers.get("X-Baton-Request-Id", "")
             async for line in response.content:
                 piece, prompt_tokens = _read(line)
                 demo.prompt_tokens = prompt_tokens or demo.prompt_tokens
@@ -85,7 +91,18 @@ async def ask(endpoint: str, model: str, decode_urls: list[str], on_text: Callab
                     on_text(piece)
         demo.total_s = time.monotonic() - started
         _count(demo, before, await _pulled(session, decode_urls))
+        demo.because = await _because(session, f"{admin}/explain/{name}")
     return demo
+
+
+async def _because(session: aiohttp.ClientSession, url: str) -> str:
+    """The router's reason for its last choice of this request; empty if it has none (any more)."""
+    try:
+        async with session.get(url) as response:
+            turns = (await response.json())["turns"]
+    except aiohttp.ClientResponseError:
+        return ""
+    return next((str(turn["because"]) for turn in reversed(turns) if turn["turn"] == "choice"), "")
 
 
 def _count(demo: Demo, before: int, after: int) -> None:
@@ -130,7 +147,9 @@ def _way(demo: Demo) -> str:
     """How the first answer was served."""
     if demo.pulled:
         return f"the KV cache of {demo.pulled} prompt tokens went from prefill to decode over NIXL"
-    whole = "served whole by one engine, which is cheaper while no other request runs (docs/policy.md)"
+    whole = "served whole by one engine (docs/policy.md)"
+    if demo.because:
+        whole += f". The router's reason: {demo.because}"
     if not demo.proven:
         return whole
     proof = f"prefill handed {demo.proven} prompt tokens over to decode by NIXL, to prove that the text is the same"

@@ -273,7 +273,8 @@ class LocalFleet:
     async def _demo(self, model: str) -> None:
         pullers = [each.planned.url for each in self.members if each.planned.wanted.role.decodes]
         try:
-            await demonstrate(self.router.endpoint, model, pullers, self.board, as_json=self.router.settings.as_json)
+            urls = self.router.endpoint, self.router.admin
+            await demonstrate(urls, model, pullers, self.board, as_json=self.router.settings.as_json)
         except (aiohttp.ClientError, ValueError) as error:
             self.failure = f"the first completion failed: {error}"
             self._stop()

@@ -25,6 +25,12 @@ def test_a_proof_is_not_the_questions_hand_over(before: int, after: int, said: t
     assert all(each in _way(demo) for each in said)
 
 
+def test_a_question_served_whole_has_the_routers_own_reason() -> None:
+    demo = Demo(prompt_tokens=17, because="whole on decode-0 (TTFT 9 ms); decode-0 to prefill-0 0.40")
+    assert "served whole by one engine" in _way(demo)
+    assert "The router's reason: whole on decode-0 (TTFT 9 ms); decode-0 to prefill-0 0.40" in _way(demo)
+
+
 def test_the_question_is_counted_by_its_engine() -> None:
     assert _read(b'data: {"choices": [{"delta": {"content": "Ba"}}]}\n') == ("Ba", 0)
     assert _read(b'data: {"choices": [], "usage": {"prompt_tokens": 17}}\n') == ("", 17)
