@@ -8,8 +8,9 @@ is made here; the words around them are written by hand. A test compares.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from router.core.eligibility import RULES, Way
 
@@ -40,6 +41,17 @@ KINDS: Final = {
 """The rows, in order, and what was run for each."""
 
 
+COLUMNS: Final = (
+    "kind",
+    "served, engines by URL with vLLM's connector",
+    "served, as `baton up` starts: Baton's connector",
+    "because",
+    "answers compared",
+)
+AS_IT_STARTS: Final = ", as `baton up` starts"
+"""The end of the name of a row whose engines `baton up` started."""
+
+
 def made() -> str:
     """All that stands between the marks of requests."""
     lines = ["| parameter | when | served | resumed | because |", "| --- | --- | --- | --- | --- |"]
@@ -52,14 +64,21 @@ def made() -> str:
 
 def made_kinds() -> str:
     """All that stands between the marks of kinds."""
-    lines = ["| kind | served | because | answers compared |", "| --- | --- | --- | --- |"]
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
     rows = json.loads(SEEN.read_text())
     for kind, words in KINDS.items():
-        row = rows.get(kind)
-        told = (f"**{row['way']}**", row["because"], row["answers"]) if row else ("not run yet", "", "")
-        lines.append("| " + " | ".join((words, *(str(each).replace("|", "/") for each in told))) + " |")
+        two = [rows.get(kind), rows.get(kind + AS_IT_STARTS)]
+        told = [words, *(f"**{row['way']}**" if row else "not run" for row in two), _because(*two)]
+        told.append(str(sum(row["answers"] for row in two if row)))
+        lines.append("| " + " | ".join(each.replace("|", "/") for each in told) + " |")
     versions = ", ".join(sorted({f"vLLM {row['vllm']}" for row in rows.values()}))
     return "\n\n".join([BEGIN_KINDS, "\n".join(lines), f"Seen with {versions}.", END_KINDS])
+
+
+def _because(by_url: Mapping[str, Any] | None, started: Mapping[str, Any] | None) -> str:
+    """Why requests went that way; twice, if the reasons differ."""
+    first, second = (str(row["because"]) if row else "" for row in (by_url, started))
+    return f"{first}; `baton up`: {second}" if first and second and first != second else first or second
 
 
 def renew(page: str) -> str:

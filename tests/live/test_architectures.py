@@ -1,9 +1,10 @@
 """A handed-over answer equals one engine's alone, token for token, for every kind of model and for adapters.
 
-Real vLLM engines, with models of random weights that the test makes. On two of these kinds the obvious shortcuts are
-wrong: a Mamba hybrid's P leaves the prompt's last token to D, so that P's own token must reach no client; and one name
-may mean two adapters. Each test has its own two engines, which takes about a minute.
-`make test` runs the two commonest kinds beside grouped queries, which the model of all other live tests has.
+Real vLLM engines, with models of random weights that the test makes, given by URL with vLLM's own connector, and
+started by `baton up`, which chooses Baton's. On two of these kinds the obvious shortcuts are wrong: a Mamba hybrid's P
+leaves the prompt's last token to D, so that P's own token must reach no client; and one name may mean two adapters.
+Each test has its own two engines, which takes about a minute. `make test` runs the two commonest kinds beside grouped
+queries, which the model of all other live tests has.
 
 No test tells the router what kind of model it has. Each sees how the router serves it, and compares that with the row
 of docs/benchmarks/kinds.json, from which docs/exactness.md is made; `--publish-kinds` writes the row instead.
@@ -23,13 +24,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
 from unittest.mock import patch
 
 import pytest
-from support.cluster import within
+import yaml
+from support.cluster import Cluster, within
 from support.engine_pair import ask
-from support.kinds import Seen, Table
+from support.kinds import BATON, Seen, Table
 from support.random_models import LETTERS, write_adapter, write_model
 from support.redis_server import start
 
@@ -68,11 +70,18 @@ def picture(seed: int) -> str:
     return "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
 
 
+class HasUrls(Protocol):
+    """Two engines."""
+
+    def url(self, name: str) -> str:
+        """The address of `p` or `d`."""
+
+
 @dataclass
 class Routed:
-    """A router in front of two engines, given by URL."""
+    """A router in front of two engines."""
 
-    engines: Engines
+    engines: HasUrls
     endpoint: str
     admin: str
     because: str = ""
@@ -210,6 +219,54 @@ class _Engines(Engines):
             self.flags = flags
 
 
+@dataclass
+class _OfCluster:
+    """The engines of a `baton up`."""
+
+    cluster: Cluster
+
+    def url(self, name: str) -> str:
+        return self.cluster.urls["prefill-0" if name == "p" else "decode-0"]
+
+
+@contextmanager
+def started(
+    folder: Path, model: Path, *flags: str, longest: int = 2048, pins: bool = True, **by_role: tuple[str, ...]
+) -> Iterator[Routed]:
+    """A `baton up` of this model with these flags of vLLM. `by_role`: the tensor parallel sizes of `p` and `d`."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed: make setup")
+    sizes = {name: int(by_role[name][1]) if name in by_role else 1 for name in "pd"}
+    pools = {
+        pool: {"start": 1, "shape": {"tp": sizes[name]}, "engine_args": {"max-model-len": longest, **_by_name(flags)}}
+        for pool, name in (("prefill", "p"), ("decode", "d"))
+    }
+    spec = {"models": [{"name": str(model), "served_name": "tiny", "pools": pools}], "router": {"policy": "least_load"}}
+    with Cluster.of(folder, yaml.safe_dump(spec)) as cluster:
+        here = Routed(_OfCluster(cluster), cluster.endpoint, cluster.admin)
+        within(PROVEN_S, lambda: here.counted("baton_pair_proofs_total") >= 1)
+        yield here
+
+
+def _by_name(flags: tuple[str, ...]) -> dict[str, Any]:
+    """Flags as `engine_args` has them: a flag without a value is true."""
+    found: dict[str, Any] = {}
+    for word in flags:
+        if word.startswith("--"):
+            last = word.removeprefix("--")
+            found[last] = True
+        else:
+            found[last] = json.loads(word) if word.startswith("{") else word
+    return found
+
+
+FRONTS: Final = {"": routed, BATON: started}
+"""What starts the two engines, by the end of the row's name: the test, with vLLM's own connector and a router that has
+their URLs; `baton up`, with Baton's.
+"""
+BOTH_FRONTS = pytest.mark.parametrize("front", ["", pytest.param(BATON, marks=LONG)], ids=["by URL", "baton up"])
+
+
 def compared(here: Routed, lengths: tuple[int, ...]) -> None:
     """Each prompt in one piece and as a stream, against D alone."""
     said = set()
@@ -224,6 +281,7 @@ def compared(here: Routed, lengths: tuple[int, ...]) -> None:
     assert len(said) == len(lengths), "a model that always gives the same text shows nothing"
 
 
+@BOTH_FRONTS
 @pytest.mark.parametrize(
     ("kind", "flags", "lengths"),
     [
@@ -237,10 +295,10 @@ def compared(here: Routed, lengths: tuple[int, ...]) -> None:
     ],
 )
 def test_an_answer_equals_one_engines(
-    kind: str, flags: tuple[str, ...], lengths: tuple[int, ...], tmp_path: Path, table: Table
+    kind: str, flags: tuple[str, ...], lengths: tuple[int, ...], front: str, tmp_path: Path, table: Table
 ) -> None:
     model = write_model(kind, tmp_path / "model")
-    with routed(tmp_path, model, *flags, longest=256 if kind == "mamba" else 2048) as here:
+    with FRONTS[front](tmp_path, model, *flags, longest=256 if kind == "mamba" else 2048) as here:
         compared(here, lengths)
         handed = here.counted('baton_handoffs_total{result="ok"}')
         assert handed in {0, 2 * len(lengths)}, "all prompts go one way"
@@ -248,62 +306,67 @@ def test_an_answer_equals_one_engines(
         first = here.counted('baton_early_legs_total{result="answered first"}')
         seeds = here.counted("baton_seeds_total")
         assert seeds <= handed / 2 and (seeds == 0 or seeds + first >= handed / 2)
-        table.saw(kind, here.way(), 2 * len(lengths))
+        table.saw(kind + front, here.way(), 2 * len(lengths))
 
 
 @LONG
+@BOTH_FRONTS
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1)])
-def test_tensor_parallel_sizes_may_differ(prefill: int, decode: int, tmp_path: Path, table: Table) -> None:
+def test_tensor_parallel_sizes_may_differ(prefill: int, decode: int, front: str, tmp_path: Path, table: Table) -> None:
     """In float32, because each size adds up in another order, and the answers of both sizes are compared."""
     model = write_model("gqa", tmp_path / "model")
     words = {name: ("--tensor-parallel-size", str(size)) for name, size in (("p", prefill), ("d", decode))}
-    with routed(tmp_path, model, "--dtype", "float32", **words) as here:
+    with FRONTS[front](tmp_path, model, "--dtype", "float32", **words) as here:
         compared(here, (3, 40, 129, 700))
         assert here.counted('baton_handoffs_total{result="ok"}') in {0, 8}
-        table.saw(f"tp {prefill} to {decode}", here.way(), 8)
+        table.saw(f"tp {prefill} to {decode}{front}", here.way(), 8)
 
 
 @LONG
-def test_a_cache_of_eight_bits_is_handed_over_as_it_is(tmp_path: Path, table: Table) -> None:
+@BOTH_FRONTS
+def test_a_cache_of_eight_bits_is_handed_over_as_it_is(front: str, tmp_path: Path, table: Table) -> None:
     """Both engines keep keys and values in fp8: answers are those of one such engine, to the token."""
     model = write_model("gqa", tmp_path / "model")
-    with routed(tmp_path, model, "--kv-cache-dtype", "fp8_e5m2") as here:
+    with FRONTS[front](tmp_path, model, "--kv-cache-dtype", "fp8_e5m2") as here:
         compared(here, (3, 40, 128, 129, 700))
         assert here.counted('baton_handoffs_total{result="ok"}') in {0, 10}
-        table.saw("fp8", here.way(), 10)
+        table.saw(f"fp8{front}", here.way(), 10)
 
 
 @LONG
-def test_drafts_are_handed_over_and_never_seeded(tmp_path: Path, table: Table) -> None:
+@BOTH_FRONTS
+def test_drafts_are_handed_over_and_never_seeded(front: str, tmp_path: Path, table: Table) -> None:
     """vLLM takes no logits processor beside speculation, so that nothing would pin a first token."""
     model = write_model("gqa", tmp_path / "model")
     drafts = json.dumps({"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4})
-    with routed(tmp_path, model, "--speculative-config", drafts, pins=False) as here:
+    with FRONTS[front](tmp_path, model, "--speculative-config", drafts, pins=False) as here:
         compared(here, (3, 40, 128, 129, 700))
         assert here.counted("baton_seeds_total") == 0
         here.streamed(here.body(50, 99))  # a stream that could have had a seed: `way` asks `/explain` about it
-        table.saw("speculation", here.way(), 10)
+        table.saw(f"speculation{front}", here.way(), 10)
 
 
 @LONG
-def test_parsers_stand_between_tokens_and_text(tmp_path: Path, table: Table) -> None:
+@BOTH_FRONTS
+def test_parsers_stand_between_tokens_and_text(front: str, tmp_path: Path, table: Table) -> None:
     model = write_model("gqa", tmp_path / "model")
     parsers = ("--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-    with routed(tmp_path, model, *parsers) as here:
+    with FRONTS[front](tmp_path, model, *parsers) as here:
         handed = here.counted('baton_handoffs_total{result="ok"}')
         for number, more in enumerate(({}, {"tools": [tool]}, {}, {"tools": [tool]})):
             asked = {**here.chat(f"{number} " * (30 + 40 * number)), **more}
             assert here.said(here.endpoint, asked) == here.said(here.engines.url("d"), {**asked, "cache_salt": "d"})
         assert here.counted('baton_handoffs_total{result="ok"}') == handed + 4
-        table.saw("parsers", here.way(), 4)
+        table.saw(f"parsers{front}", here.way(), 4)
 
 
 @LONG
-def test_pictures_go_both_ways(tmp_path: Path, table: Table) -> None:
+@BOTH_FRONTS
+def test_pictures_go_both_ways(front: str, tmp_path: Path, table: Table) -> None:
     """P encodes a picture for the prompt. D needs no encoder, unless the picture is at the prompt's end."""
     model = write_model("vision", tmp_path / "model")
-    with routed(tmp_path, model, "--limit-mm-per-prompt", '{"image": 2}') as here:
+    with FRONTS[front](tmp_path, model, "--limit-mm-per-prompt", '{"image": 2}') as here:
         said = set()
         for number, (pictures, last) in enumerate(((1, False), (2, False), (1, True), (1, False))):
             asked = here.chat("look " * (10 + 20 * number), pictures=pictures, last=last, seed=number)
@@ -322,7 +385,7 @@ def test_pictures_go_both_ways(tmp_path: Path, table: Table) -> None:
             stranger.settimeout(0)
             with pytest.raises(BlockingIOError):
                 stranger.accept()
-        table.saw("vision", here.way(), 4)
+        table.saw(f"vision{front}", here.way(), 4)
 
 
 @LONG

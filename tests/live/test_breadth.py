@@ -22,7 +22,7 @@ import openai
 import pytest
 from support.adapter import make_adapter
 from support.cluster import START_S, Cluster, within
-from support.kinds import Seen, Table
+from support.kinds import BATON, Seen, Table
 
 from router.api.paths import PATHS, How
 
@@ -210,7 +210,8 @@ def test_an_adapter_is_listed_served_by_name_and_handed_over(broad: Broad, table
     streamed = "".join(each["choices"][0]["text"] for each in events if each["choices"])
     assert streamed == broad.complete("poet", asked["prompt"], at=broad.cluster.urls["prefill-0"])
     assert base != poem
-    table.saw("adapter", Seen("handed over and seeded", "both agents tell one digest, and the pair is proven"), 2)
+    because = "both agents tell one digest, and the pair is proven"
+    table.saw(f"adapter{BATON}", Seen("handed over and seeded", because), 2)
 
 
 def test_requests_for_an_adapter_go_where_it_is_loaded(broad: Broad) -> None:

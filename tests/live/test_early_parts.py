@@ -24,6 +24,7 @@ from bench.pair import Engines
 from cluster import wire
 from cluster.ids import InstanceId, TransferId
 from cluster.instance import Role
+from engine.vllm.command import GPU_READS
 from engine.vllm.tiers import Tiers
 from kvtransfer.door import ask as knock
 from kvtransfer.door import introduce_each_other
@@ -35,6 +36,15 @@ P = InstanceId("p")
 LONG = 1900
 FLAGS = ("--max-num-batched-tokens", "256", "--no-enable-prefix-caching")
 """P computes a long prompt in eight steps. (Without a prefix cache, an answer of one engine is computed anew.)"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def slow_link() -> Iterator[None]:
+    """On GPUs reads go over TCP. Straight ones bring these prompts so soon that D rightly reads no parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        if device.gpus():
+            patch.setenv(GPU_READS, "off")
+        yield
 
 
 class Fleet(TwoEngines):

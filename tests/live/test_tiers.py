@@ -17,7 +17,7 @@ import pytest
 from support import device
 from support.cluster import within
 from support.engine_pair import ask, get, load
-from support.random_models import LETTERS
+from support.random_models import LETTERS, write_model
 
 from bench import pair
 from bench.pair import Engines, Running
@@ -32,13 +32,16 @@ pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
 
 PATH, TOKENS, BLOCKS = "/v1/completions", 1800, 24
 HOST = {"host": 64 << 20, "disk": 10 << 20}
-"""Bytes of host memory: room for all prompts of a test (`host`), and for little more than two of them (`disk`)."""
+"""Bytes of host memory with the model that ships: room for all prompts of a test (`host`), and for little more than two
+of them (`disk`)."""
 DISK = {"host": 0, "disk": 256 << 20}
-LEAST = {"host": 0.2, "disk": 0.25}
-"""The most time that an evicted prompt may take, as a share of its cold time to the first token. The aim is 0.15 for
-both, which host memory meets in most runs, and disk misses (docs/tiers.md). On a GPU this model computes a prompt in
-the time of two answers, so that shares say nothing."""
-LEAST_BY_PEER = 0.5
+WIDER = {"tiny": 1, "larger": 4}
+"""Bytes of KV a token, over those of the model that ships."""
+LEAST = {("host", "tiny"): 0.2, ("disk", "tiny"): 0.25, ("host", "larger"): 0.15, ("disk", "larger"): 0.15}
+"""The most time that an evicted prompt may take, as a share of its cold time to the first token. The aim is 0.15. The
+model that ships computes 1,800 tokens in 120 ms, of which one answer's token alone is a tenth; docs/tiers.md has what
+it reaches. On a GPU both models compute a prompt in the time of a few answers, so that shares say nothing."""
+LEAST_BY_PEER = {"tiny": 0.5, "larger": 0.25}
 """The same for a prompt that another engine's tier has: two legs, a load there, and a pull."""
 BLOCK = 128
 ROLES = {"p": Role.PREFILL, "d": Role.DECODE}
@@ -53,13 +56,19 @@ class Tiered(Engines):
     """Engines with tiers, each with a folder of its own."""
 
     kind: str = "host"
+    wider: int = 1
 
     def _start(self, name: str, role: Role, number: int) -> Running:
         folder = str(self.folder / f"{FOLDER_PREFIX}{name}") if DISK[self.kind] else ""
-        tiers = Tiers(host_bytes=HOST[self.kind], disk_bytes=DISK[self.kind], folder=folder)
+        host, disk = (self.wider * bound[self.kind] for bound in (HOST, DISK))
+        tiers = Tiers(host_bytes=host, disk_bytes=disk, folder=folder)
         self.more = {"tiers": tiers, "max_model_len": 2048}
         self.flags = (*device.flags(), "--num-gpu-blocks-override", str(BLOCKS))
         return super()._start(name, role, number)
+
+    @property
+    def model_name(self) -> str:
+        return next(name for name, wider in WIDER.items() if wider == self.wider)
 
     def files(self, name: str) -> list[Path]:
         return list((self.folder / f"{FOLDER_PREFIX}{name}").rglob("*.bin"))
@@ -85,14 +94,16 @@ def body(number: int, tokens: int = TOKENS) -> dict[str, Any]:
             "allowed_token_ids": LETTERS}  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["host", "disk"])
+@pytest.fixture(scope="module", params=["host-tiny", "disk-tiny", "host-larger", "disk-larger"])
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiered]:
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed: make setup")
     folder, before = tmp_path_factory.mktemp("tiers"), shared()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pair, "START_S", 600.0)
-        started = Tiered(folder, str(model_path()), ROLES, kind=request.param, gpus=device.gpus())
+        kind, name = request.param.split("-")
+        model = model_path() if name == "tiny" else write_model(name, folder / "model")
+        started = Tiered(folder, str(model), ROLES, kind=kind, wider=WIDER[name], gpus=device.gpus())
         with started as running:
             assert shared() == before, "the shared memory's name is removed, so that it ends with the engines"
             within(20, lambda: knock(running.door("d"), {"ask": "state"})["peers"])
@@ -116,8 +127,8 @@ def test_an_evicted_prompt_comes_back(engines: Tiered, name: str) -> None:
         shares.append(engines.first_token_s(name, prompts[0]) / cold)
         cached.append(engines.first_token_s(name, prompts[0]) / cold)
         assert engines.text(name, prompts[0]) == alone
-    print(f"{engines.kind}, {name}: {shares}, from the KV cache {cached}")
-    assert device.gpus() or sorted(shares)[1] <= LEAST[engines.kind], shares
+    print(f"{engines.kind}, {engines.model_name}, {name}: {shares}, from the KV cache {cached}")
+    assert device.gpus() or sorted(shares)[1] <= LEAST[engines.kind, engines.model_name], shares
 
 
 @pytest.mark.parametrize("way", ["pd", "dp"])
@@ -152,11 +163,11 @@ def test_a_peer_pulls_what_a_tier_has(engines: Tiered, way: str) -> None:
         within(5, lambda until=before + held.tokens: load(engines.url(here)).external_kv_tokens == until)
         assert engines.text(there, wire.decode_body({**asked, "cache_salt": f"other {turn}"}, whole)) == alone
         assert engines.text(here, asked) == alone
-    print(f"{engines.kind}, {way}: {shares}; ms cold, source leg, both legs: {told}")
+    print(f"{engines.kind}, {engines.model_name}, {way}: {shares}; ms cold, source leg, both legs: {told}")
     for each in "pd":
         within(10, lambda each=each: knock(engines.door(each), {"ask": "state"})["holds"] == 0)
         assert knock(engines.door(each), {"ask": "state"})["recomputed_tokens"] == 0
-    assert device.gpus() or min(shares) <= LEAST_BY_PEER, shares
+    assert device.gpus() or min(shares) <= LEAST_BY_PEER[engines.model_name], shares
 
 
 def test_a_source_leg_for_what_no_tier_has(engines: Tiered) -> None:
@@ -191,4 +202,4 @@ def test_files_stay_within_their_bound(engines: Tiered) -> None:
         assert not engines.files("p")
         return
     assert engines.files("p")
-    assert sum(each.stat().st_size for each in engines.files("p")) <= DISK["disk"]
+    assert sum(each.stat().st_size for each in engines.files("p")) <= engines.wider * DISK["disk"]

@@ -8,6 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.exact_table import AS_IT_STARTS as BATON
+
+__all__ = ["BATON", "Seen", "Table"]
+
 FILE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "kinds.json"
 
 
