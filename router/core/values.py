@@ -114,8 +114,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     routers: int = 1
     """The number of routers that share the instances' credits."""
     urgency: float = 0.0
-    """The number of waiting requests that a delay of a millisecond is expected to make late, in the flow-control queues
-    of these routers: each router is taken to have a queue like this one's (`FlowControlQueue.urgency`)."""
+    """The number of other waiting requests that a delay of a millisecond is expected to make late, in the flow-control
+    queues of these routers: each is taken to have a queue like this one's (`FlowControlQueue.urgency`)."""
     prompt_tokens: int = 0
     """The estimated number of the prompt's tokens; 0: no estimate."""
     prefix: tuple[int, ...] = ()

@@ -298,6 +298,8 @@ def test_an_answer_equals_one_engines(
     kind: str, flags: tuple[str, ...], lengths: tuple[int, ...], front: str, tmp_path: Path, table: Table
 ) -> None:
     model = write_model(kind, tmp_path / "model")
+    if kind == "mamba":  # 16 bits round a prompt's last token otherwise in a step of its own (docs/exactness.md)
+        flags = (*flags, "--dtype", "float32")
     with FRONTS[front](tmp_path, model, *flags, longest=256 if kind == "mamba" else 2048) as here:
         compared(here, lengths)
         handed = here.counted('baton_handoffs_total{result="ok"}')

@@ -31,6 +31,10 @@ def test_a_question_served_whole_has_the_routers_own_reason() -> None:
     assert "The router's reason: whole on decode-0 (TTFT 9 ms); decode-0 to prefill-0 0.40" in _way(demo)
 
 
+def test_a_hand_over_has_no_reason_for_serving_whole() -> None:
+    assert "reason" not in _way(Demo(prompt_tokens=17, because="prefill-0 to decode-0 (TTFT 9 ms)"))
+
+
 def test_the_question_is_counted_by_its_engine() -> None:
     assert _read(b'data: {"choices": [{"delta": {"content": "Ba"}}]}\n') == ("Ba", 0)
     assert _read(b'data: {"choices": [], "usage": {"prompt_tokens": 17}}\n') == ("", 17)

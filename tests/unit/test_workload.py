@@ -390,9 +390,9 @@ def test_a_full_prefill_instance_costs_more_for_its_holds() -> None:
 def test_requests_that_wait_make_a_prompt_dear_where_it_takes_longer() -> None:
     """By its time beyond the quickest instance's, for those that would wait for this one. Answers cost no more."""
     here = view(B, B, D, gpus=("H100", "A100", "A100")).all()
-    calm, pressed = (asks(ttft_ms=1000.0, tpot_ms=50.0, urgency=each) for each in (0.0, 0.04))
+    calm, pressed = (asks(ttft_ms=1000.0, tpot_ms=50.0, urgency=each) for each in (0.0, 0.01))
     before, after = prices_of(here, calm), prices_of(here, pressed)
-    per_ms = MISS * 0.04 / 2  # two instances compute prompts
+    per_ms = MISS * 0.01 / 2  # two instances compute prompts
     quick, *slow = range(3)
     assert after.prefill_at(quick) == before.prefill_at(quick)
     for row in slow:
@@ -400,6 +400,10 @@ def test_requests_that_wait_make_a_prompt_dear_where_it_takes_longer() -> None:
         assert longer_ms > 50
         assert after.prefill_at(row) == pytest.approx(before.prefill_at(row) + per_ms * longer_ms)
     assert [after.decode_at(row) for row in range(3)] == [before.decode_at(row) for row in range(3)]
+    most = prices_of(here, replace(pressed, urgency=10.0))
+    assert most.prefill_at(2) == pytest.approx(before.prefill_at(2) + MISS)
+    bounded = prices_of(here, replace(pressed, lengths_within=0.05))
+    assert [bounded.prefill_at(row) for row in range(3)] == [before.prefill_at(row) for row in range(3)]
 
 
 def test_a_queue_keeps_prompts_from_an_instance_that_is_slow_at_them() -> None:
@@ -416,7 +420,11 @@ def test_a_queue_keeps_prompts_from_an_instance_that_is_slow_at_them() -> None:
 def test_a_large_fleet_lists_what_is_cheap_for_those_that_wait() -> None:
     """Above `FEW` rows a shortlist is priced: its ranks count the queue as the prices do."""
     roles = [B] * 70
-    here = view(*roles, gpus=["A100"] * 68 + ["H100"] * 2).all()
-    pressed = asks(ttft_ms=1000.0, tpot_ms=50.0, urgency=2.0)
-    chosen = workload(here, pressed)
-    assert (chosen.prefill or chosen.decode) in {"b68", "b69"}
+    made = view(*roles, gpus=["A100"] * 68 + ["H100"] * 2)
+    here = made.all()
+    for at in (68, 69) * 4:  # prompts before it: the other 68 would be quicker for this request
+        place(made, asks(ttft_ms=1000.0, tpot_ms=50.0), f"b{at}")
+    calm, pressed = (asks(ttft_ms=1000.0, tpot_ms=50.0, urgency=each) for each in (0.0, 2.0))
+    at_rest, in_need = workload(here, calm), workload(here, pressed)
+    assert (at_rest.prefill or at_rest.decode) not in {"b68", "b69"}
+    assert (in_need.prefill or in_need.decode) in {"b68", "b69"}

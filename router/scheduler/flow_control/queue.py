@@ -40,6 +40,10 @@ SMALL_OCTAVE: Final = 13
 tens of thousands at least."""
 
 
+_NOTHING: Final = 1e-9
+"""Less than any request's urgency: one over a target of eleven days in milliseconds."""
+
+
 @dataclass(slots=True, eq=False)
 class _Waiter:
     """One waiting request."""
@@ -55,6 +59,7 @@ class _Waiter:
     """The tokens of its prompt."""
     whose: str = ""
     """`Wanted.whose`."""
+    model: str | None = None
     within: float = 1.0
     """`Promise.lengths_within`."""
     ttft_ms: float = 0.0
@@ -73,6 +78,11 @@ class _Waiter:
     def urgency(self) -> float:
         """The part of it that a delay of a millisecond makes late; none if it is late in any case."""
         return 1.0 / self.ttft_ms if self.ttft_ms and not self.late else 0.0
+
+    @property
+    def waits_for(self) -> tuple[str | None, str]:
+        """Requests of one model that may use the same instances wait for each other."""
+        return (self.model, self.whose)
 
     @property
     def key(self) -> tuple[float, int]:
@@ -102,7 +112,8 @@ class FlowControlQueue:
         """The called requests after whose success the next request is called, too, until one finds no place."""
         self._number = 0
         self._patient = 0
-        self._urgency = 0.0
+        self._urgency: Final[dict[tuple[str | None, str], float]] = {}
+        """By model and `Wanted.whose`: the sum of the waiting requests' `urgency`."""
         self._given: Final[dict[str, float]] = {}
         """By tenant: the work it has got, divided by its share."""
         self._most = 0.0
@@ -146,7 +157,7 @@ class FlowControlQueue:
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
         entry = _Waiter(request, kind, wanted.tenant, due, work_ms, number, wanted.prompt_tokens, wanted.whose)
-        entry.ttft_ms = wanted.ttft_ms
+        entry.ttft_ms, entry.model = wanted.ttft_ms, wanted.model
         entry.within = wanted.lengths_within
         if entry.promised:
             entry.aged_at = wanted.arrived + max(AGING_S_MIN, AGING * target_s)
@@ -173,15 +184,20 @@ class FlowControlQueue:
         least = min((self._given.get(name, 0.0) for name in waiting), default=self._most - FAIR_MS)
         self._given[tenant] = max(self._given.get(tenant, 0.0), least)
 
-    @property
-    def urgency(self) -> float:
-        """The number of waiting requests that a delay of a millisecond is expected to make late. A waiting request may
-        have any part of its target left, so a delay makes it late with a probability of the delay over the target.
+    def urgency(self, request: object, model: str | None, whose: str) -> float:
+        """The number of the other requests waiting for this model and these instances that a delay of a millisecond is
+        expected to make late. A waiting request may have any part of its target left, so a delay makes it late with a
+        probability of the delay over the target.
         """
-        return self._urgency
+        total = self._urgency.get((model, whose))
+        if total is None:
+            return 0.0
+        own = self._entries.get(request)
+        return total if own is None or own.waits_for != (model, whose) else max(0.0, total - own.urgency)
 
     def _insert(self, entry: _Waiter) -> None:
-        self._urgency += entry.urgency
+        if entry.urgency:
+            self._urgency[entry.waits_for] = self._urgency.get(entry.waits_for, 0.0) + entry.urgency
         insort(self._groups.setdefault(entry.group, []), (*entry.key, entry))
 
     def _remove(self, request: object) -> _Waiter | None:
@@ -195,7 +211,11 @@ class FlowControlQueue:
         return entry
 
     def _take_out(self, entry: _Waiter) -> None:
-        self._urgency = max(0.0, self._urgency - entry.urgency) if self._entries else 0.0
+        if entry.urgency:
+            left = self._urgency[entry.waits_for] - entry.urgency
+            self._urgency[entry.waits_for] = left
+            if left < _NOTHING:  # the last of them has left, but for rounding
+                del self._urgency[entry.waits_for]
         group = self._groups[entry.group]
         del group[bisect_left(group, entry.key, key=lambda each: each[:2])]
         if not group:

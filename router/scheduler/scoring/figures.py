@@ -130,11 +130,13 @@ class Figures:
     def delay_price(self) -> float:
         """The cost of each millisecond of an instance's work for the requests that wait in the router: those that wait
         for this instance begin later, and some miss their target for it (`Wanted.urgency`). In an overload this is what
-        counts: at a queue that lasts, it comes to `MISS` for each request that the work displaces.
+        counts: at a queue that lasts, it comes to `MISS` for each request that the work displaces. A class that bounds
+        what prompts of one length may lose (`lengths_within`) pays nothing: the price falls on long prompts.
         """
-        if not self.wanted.urgency:
+        if not self.wanted.urgency or self.wanted.lengths_within < 1.0:
             return 0.0
-        return MISS * self.wanted.urgency / max(1, len(self.fleet.ready_for(self.wanted).prefills))
+        found = self.fleet.ready_for(self.wanted)
+        return MISS * self.wanted.urgency / max(1, len(found.prefills) or len(found.any))
 
     def held(self, chunks: int) -> int:
         """The prompt's tokens in `chunks` chunks. Its last token is always computed."""
