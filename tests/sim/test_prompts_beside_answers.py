@@ -18,7 +18,8 @@ REQUESTS, PER_S = 1500, 100.0
 
 def test_decode_instances_keep_their_answers_in_time_near_the_edge() -> None:
     """Each prompt leaves running answers less time for the next prompts. A policy that only counted the answers that
-    one prompt alone makes late kept 0.915.
+    one prompt alone makes late kept 0.915. (Four seeds have 0.939 to 0.952; without the price of those that wait, which
+    gains on unequal instances, 0.951 to 0.958: docs/policy.md.)
     """
     shelf = Shelf(shipped.models(), shipped.profiles())
     system = System(name="two and two", pools=FLEET, policy="workload", admission=True)
@@ -28,4 +29,4 @@ def test_decode_instances_keep_their_answers_in_time_near_the_edge() -> None:
         arrivals = load.at_rate(PER_S, REQUESTS)
         result = simulate(system, "meta-llama/Llama-3.1-8B", shelf, arrivals, 2.0, TARGETS)
         attained.append(float(result.met(TARGETS).mean()))
-    assert np.mean(attained) > 0.945
+    assert np.mean(attained) > 0.935
