@@ -135,7 +135,7 @@ class RowPrices(Figures):
         prompt, per, able = self._times.prompt, self._delay_price, self.fleet.ready_for(self.wanted).any
         least_ms = self.least_prompt_ms(able) if len(able) else 0.0
         for at in range(begin, begin + len(rows)):
-            self._prefill[at] += min(MISS, per * max(0.0, prompt[at] - least_ms))
+            self._prefill[at] += per * max(0.0, prompt[at] - least_ms)
 
     def _push_over(self, rows: Sequence[int], begin: int) -> None:
         """Add the cost of targets of answers there that would be missed because of one more answer."""
