@@ -239,15 +239,13 @@ class Scheduler:
 
     def _asks(self, context: SchedulingContext, effect: Choose, now: float) -> Wanted:
         promise, whose = context.promise, self.view.all().whose(context.wanted.tenant)
-        urgency = 0.0
-        if self.admission is not None:
-            urgency = self.line.urgency(context, context.wanted.model, whose) * self.view.routers
+        urgency = 0.0 if self.admission is None else self.line.urgency(context, context.wanted.model, whose)
         return replace(
             context.wanted,
             hand_over=effect.hand_over and not _aggregated(self.guard, context, effect, now),
             excluded=effect.excluded,
             routers=self.view.routers,
-            urgency=urgency,
+            urgency=urgency * self.view.routers,
             ttft_ms=0.0 if context.begun else promise.ttft_ms,
             tpot_ms=promise.tpot_ms,
             sheds=promise.sheds,

@@ -23,6 +23,7 @@ from typing import Any, Final
 from router.core.values import Wanted
 from router.scheduler.flow_control.aged_share import AgedShare
 from router.scheduler.flow_control.sizes import GivenUp
+from router.scheduler.flow_control.urgency import Urgency
 from router.scheduler.flow_control.work_rate import WorkRate
 
 AGING: Final = 5.0
@@ -38,10 +39,6 @@ deadlines stop to count: short bursts do not break the order of deadlines."""
 SMALL_OCTAVE: Final = 13
 """Requests that need less memory than 2**13 tokens, prompt and answer together, are alike: an engine's KV cache holds
 tens of thousands at least."""
-
-
-_NOTHING: Final = 1e-9
-"""Less than any request's urgency: one over a target of eleven days in milliseconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,8 +109,7 @@ class FlowControlQueue:
         """The called requests after whose success the next request is called, too, until one finds no place."""
         self._number = 0
         self._patient = 0
-        self._urgency: Final[dict[tuple[str | None, str], float]] = {}
-        """By model and `Wanted.whose`: the sum of the waiting requests' `urgency`."""
+        self._urgency: Final = Urgency()
         self._given: Final[dict[str, float]] = {}
         """By tenant: the work it has got, divided by its share."""
         self._most = 0.0
@@ -185,19 +181,14 @@ class FlowControlQueue:
         self._given[tenant] = max(self._given.get(tenant, 0.0), least)
 
     def urgency(self, request: object, model: str | None, whose: str) -> float:
-        """The number of the other requests waiting for this model and these instances that a delay of a millisecond is
-        expected to make late. A waiting request may have any part of its target left, so a delay makes it late with a
-        probability of the delay over the target.
+        """The number of other requests that a delay of a millisecond is expected to make late: of those that wait for
+        this model on the same instances (`Wanted.whose`).
         """
-        total = self._urgency.get((model, whose))
-        if total is None:
-            return 0.0
-        own = self._entries.get(request)
+        total, own = self._urgency.of((model, whose)), self._entries.get(request)
         return total if own is None or own.waits_for != (model, whose) else max(0.0, total - own.urgency)
 
     def _insert(self, entry: _Waiter) -> None:
-        if entry.urgency:
-            self._urgency[entry.waits_for] = self._urgency.get(entry.waits_for, 0.0) + entry.urgency
+        self._urgency.add(entry.waits_for, entry.urgency)
         insort(self._groups.setdefault(entry.group, []), (*entry.key, entry))
 
     def _remove(self, request: object) -> _Waiter | None:
@@ -211,11 +202,7 @@ class FlowControlQueue:
         return entry
 
     def _take_out(self, entry: _Waiter) -> None:
-        if entry.urgency:
-            left = self._urgency[entry.waits_for] - entry.urgency
-            self._urgency[entry.waits_for] = left
-            if left < _NOTHING:  # the last of them has left, but for rounding
-                del self._urgency[entry.waits_for]
+        self._urgency.remove(entry.waits_for, entry.urgency)
         group = self._groups[entry.group]
         del group[bisect_left(group, entry.key, key=lambda each: each[:2])]
         if not group:

@@ -131,7 +131,8 @@ class Figures:
         """The cost of each millisecond of an instance's work for the requests that wait in the router: those that wait
         for this instance begin later, and some miss their target for it (`Wanted.urgency`). In an overload this is what
         counts: at a queue that lasts, it comes to `MISS` for each request that the work displaces. A class that bounds
-        what prompts of one length may lose (`lengths_within`) pays nothing: the price falls on long prompts.
+        what prompts of one length may lose (`lengths_within`) pays nothing: the price falls on long prompts. What an
+        answer adds to prompts beside it is not charged: it lost on long contexts (docs/policy.md).
         """
         if not self.wanted.urgency or self.wanted.lengths_within < 1.0:
             return 0.0

@@ -115,7 +115,7 @@ class RowPrices(Figures):
         self._prefill.extend([own.of(ttft[at] * per) for at in range(begin, end)])
         self._decode.extend([second.of(used[at]) for at in range(begin, end)])
         if self._delay_price:
-            self._delay_waiting(rows, begin)
+            self._delay_waiting(begin)
         if not inflight.answers:
             return
         loads, per_stall = inflight.rows, 1.0 / (self.tpot_unit * self.middle)
@@ -127,15 +127,12 @@ class RowPrices(Figures):
         if self.promised:
             self._push_over(rows, begin)
 
-    def _delay_waiting(self, rows: Sequence[int], begin: int) -> None:
-        """Add the cost to the requests that wait in the router, of the prompt's work here beyond that at the quickest
-        instance. What an answer adds to the prompts beside it is not charged: tried, it gained on short contexts and
-        lost on long ones (docs/policy.md).
-        """
-        prompt, per, able = self._times.prompt, self._delay_price, self.fleet.ready_for(self.wanted).any
+    def _delay_waiting(self, begin: int) -> None:
+        """Add the cost to requests that wait in the router, of the prompt's time beyond the quickest instance's."""
+        prompt, able = self._times.prompt, self.fleet.ready_for(self.wanted).any
         least_ms = self.least_prompt_ms(able) if len(able) else 0.0
-        for at in range(begin, begin + len(rows)):
-            self._prefill[at] += per * max(0.0, prompt[at] - least_ms)
+        for at in range(begin, len(self._prefill)):
+            self._prefill[at] += self._delay_price * max(0.0, prompt[at] - least_ms)
 
     def _push_over(self, rows: Sequence[int], begin: int) -> None:
         """Add the cost of targets of answers there that would be missed because of one more answer."""
