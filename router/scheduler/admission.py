@@ -43,6 +43,8 @@ class Admission:
         `let_in`: the request had a place before, and its instance has failed or is silent. Once it is late it has no
         target for its first token any more: it is not refused, and needs no lane (`SaturationDetector.lanes`).
         """
+        if urgency := self._line.urgency(context, wanted):
+            wanted = replace(wanted, urgency=urgency * wanted.routers)
         if not wanted.ttft_ms:
             return wanted
         if not context.late:

@@ -238,20 +238,18 @@ class Scheduler:
         return self.policy(self.view.all(), wanted)
 
     def _asks(self, context: SchedulingContext, effect: Choose, now: float) -> Wanted:
-        promise, whose = context.promise, self.view.all().whose(context.wanted.tenant)
-        urgency = 0.0 if self.admission is None else self.line.urgency(context, context.wanted.model, whose)
+        promise = context.promise
         return replace(
             context.wanted,
             hand_over=effect.hand_over and not _aggregated(self.guard, context, effect, now),
             excluded=effect.excluded,
             routers=self.view.routers,
-            urgency=urgency * self.view.routers,
             ttft_ms=0.0 if context.begun else promise.ttft_ms,
             tpot_ms=promise.tpot_ms,
             sheds=promise.sheds,
             lengths_within=promise.lengths_within,
             late=context.late and not context.begun,
-            whose=whose,
+            whose=self.view.all().whose(context.wanted.tenant),
             now=now,
             scoring=self.scoring,
         )

@@ -145,22 +145,22 @@ def test_a_called_request_that_goes_by_another_target_passes_the_call_on() -> No
 def test_urgency_is_the_number_that_a_millisecond_makes_late() -> None:
     """Without a target nothing is made late; what is late in any case is not, either."""
     waiting = FlowControlQueue()
-    assert waiting.urgency("other", "x", "") == 0.0
+    assert waiting.urgency("other", wants("x")) == 0.0
     targets = {"a": 500.0, "b": 1000.0, "none": 0.0}
     for who, target_ms in targets.items():
         waiting.enter(who, replace(wants("x"), ttft_ms=target_ms, arrived=0.0))
-    assert waiting.urgency("other", "x", "") == pytest.approx(1 / 500 + 1 / 1000)
-    assert waiting.urgency("a", "x", "") == pytest.approx(1 / 1000), "not its own"
-    assert waiting.urgency("other", "y", "") == 0.0, "another model's instances"
+    assert waiting.urgency("other", wants("x")) == pytest.approx(1 / 500 + 1 / 1000)
+    assert waiting.urgency("a", wants("x")) == pytest.approx(1 / 1000), "not its own"
+    assert waiting.urgency("other", wants("y")) == 0.0, "another model's instances"
     assert waiting.hopeless(0.6, servers=1.0) == ["a"]
-    assert waiting.urgency("other", "x", "") == pytest.approx(1 / 1000)
+    assert waiting.urgency("other", wants("x")) == pytest.approx(1 / 1000)
     for who in targets:
         waiting.leave(who, placed=True)
-    assert waiting.urgency("other", "x", "") == 0.0
+    assert waiting.urgency("other", wants("x")) == 0.0
 
 
 def test_urgency_follows_a_request_whose_target_changes() -> None:
     waiting = FlowControlQueue()
     waiting.enter("a", replace(wants("x"), ttft_ms=500.0))
     waiting.enter("a", replace(wants("x"), ttft_ms=250.0))
-    assert waiting.urgency("other", "x", "") == pytest.approx(1 / 250)
+    assert waiting.urgency("other", wants("x")) == pytest.approx(1 / 250)

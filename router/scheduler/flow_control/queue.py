@@ -180,12 +180,11 @@ class FlowControlQueue:
         least = min((self._given.get(name, 0.0) for name in waiting), default=self._most - FAIR_MS)
         self._given[tenant] = max(self._given.get(tenant, 0.0), least)
 
-    def urgency(self, request: object, model: str | None, whose: str) -> float:
-        """The number of other requests that a delay of a millisecond is expected to make late: of those that wait for
-        this model on the same instances (`Wanted.whose`).
-        """
-        total, own = self._urgency.of((model, whose)), self._entries.get(request)
-        return total if own is None or own.waits_for != (model, whose) else max(0.0, total - own.urgency)
+    def urgency(self, request: object, wanted: Wanted) -> float:
+        """The number of other requests for the same place that a delay of a millisecond is expected to make late."""
+        place, own = (wanted.model, wanted.whose), self._entries.get(request)
+        total = self._urgency.of(place)
+        return total if own is None or own.waits_for != place else max(0.0, total - own.urgency)
 
     def _insert(self, entry: _Waiter) -> None:
         self._urgency.add(entry.waits_for, entry.urgency)
