@@ -206,9 +206,11 @@ class Serving:
         self.replies.touched[part] = None
 
     def _tell_early(self, part: TwinPart, hold: Hold, cached_tokens: int) -> None:
-        """Tell the early leg that may wait for this hold, before the answer is written."""
+        """Tell the early leg that may wait for this hold, before the answer is written. The hold of a source has the
+        same name, since a name is one of the request's, and a consumer asks one producer: it is for no early leg.
+        """
         name = name_in(part.answer.asked.transfer)
-        if name is None:
+        if name is None or asks_a_source(part.answer.asked.transfer):
             return
         fields = hold_fields(hold, self.replies.here, name=name, tp=self._settings.tp, cached_tokens=cached_tokens)
         made = [*part.choice.ids, *part.fresh] if part.made else []

@@ -17,8 +17,9 @@ import pytest
 from support.chaos_fleet import ChaosFleet
 from support.chaos_load import Kind, wordy
 from support.chaos_router import announced, as_process, in_process
-from support.chaos_run import CLIENTS, Outcome, Run
-from support.chaos_scenarios import BY_NAME, LIMITS, RANKED, SCENARIOS, UNSEEN, Hurts, Scenario
+from support.chaos_run import CLIENTS, Outcome, Router, Run
+from support.chaos_scenarios import BY_NAME, LIMITS, RANKED, SCENARIOS, UNSEEN, WITH_SOURCES, Hurts, Scenario
+from support.chaos_sources import with_sources
 from support.redis_server import RedisServer
 
 from cluster import wire
@@ -27,6 +28,7 @@ from engine.mock.instance import MockInstance as Mock
 from router.core import journey
 from router.fleet import probes
 from router.http import upstream
+from router.scheduler.scoring.policies import POLICIES
 
 SEEDS = (0, 1, 2)
 TRIES = 3
@@ -72,10 +74,10 @@ async def fairly(once: Callable[[], Awaitable[list[Outcome]]]) -> list[Outcome]:
     pytest.skip(f"chaos: no processor time for {STARVED_S} s, {TRIES} times; run it on a machine with a free core")
 
 
-async def runs(scenario: Scenario, seeds: Iterable[int]) -> list[Outcome]:
+async def runs(scenario: Scenario, seeds: Iterable[int], router: Router = in_process) -> list[Outcome]:
     """All seeds at once, each with a fleet and a router of its own: most of a run is waiting."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(Run(scenario=scenario, router=in_process, seed=seed).outcome()) for seed in seeds]
+        tasks = [group.create_task(Run(scenario=scenario, router=router, seed=seed).outcome()) for seed in seeds]
     return [task.result() for task in tasks]
 
 
@@ -86,6 +88,20 @@ SCENARIO = pytest.mark.parametrize("scenario", ON_MOCKS, ids=[each.name for each
 async def test_nothing_is_wrong_late_or_left_behind(scenario: Scenario) -> None:
     outcomes = await fairly(lambda: runs(scenario, SEEDS))
     assert any(each.strikes for each in outcomes) or not scenario.fault, "the fault never struck"
+    for outcome in outcomes:
+        holds_true(outcome)
+
+
+@pytest.mark.interpreted
+@pytest.mark.parametrize("scenario", WITH_SOURCES, ids=[each.name for each in WITH_SOURCES])
+async def test_the_same_holds_with_prefixes_from_peers(monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
+    """Most prompts begin alike, and a source is asked for each. Some sources answer with a hold, in every scenario."""
+    monkeypatch.setitem(POLICIES, "least_load", with_sources)
+    held: list[str] = []
+    router = noting(held, 'baton_prefix_sources_total{outcome="held"')
+    outcomes = await fairly(lambda: runs(scenario, SEEDS, router))
+    assert any(each.strikes for each in outcomes) or not scenario.fault, "the fault never struck"
+    assert held, "no source had a beginning"
     for outcome in outcomes:
         holds_true(outcome)
 

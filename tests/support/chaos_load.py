@@ -45,18 +45,19 @@ class Ask:
         return bool(self.body.get("stream"))
 
 
-def asks(seed: int, count: int, span_s: float, leave: float) -> list[Ask]:
+def asks(seed: int, count: int, span_s: float, leave: float, alike: float) -> list[Ask]:
     """A load of `count` requests spread over `span_s` seconds. A share `leave` of the clients disconnects early.
 
-    The load has both endpoints, streamed answers and whole ones, short and long prompts; some prompts share a prefix.
+    The load has both endpoints, streamed answers and whole ones, short and long prompts; a share `alike` of the prompts
+    begins alike.
     """
     rng = Random(f"load/{seed}")
-    return [_ask(rng, f"c{seed}-{number}", span_s * number / count, leave) for number in range(count)]
+    return [_ask(rng, f"c{seed}-{number}", span_s * number / count, leave, alike) for number in range(count)]
 
 
-def _ask(rng: Random, name: str, at_s: float, leave: float) -> Ask:
+def _ask(rng: Random, name: str, at_s: float, leave: float, alike: float) -> Ask:
     story = "Once upon a time there was a system that handed over. " * rng.randint(1, 12)
-    prompt = f"{story}[{name}] {rng.random()}" if rng.random() < 0.3 else f"[{name}] {story}"
+    prompt = f"{story}[{name}] {rng.random()}" if rng.random() < alike else f"[{name}] {story}"
     body: dict[str, Any] = {"model": MODEL, "max_tokens": rng.randint(6, 24), "temperature": 0}
     path = rng.choice((CHAT, COMPLETIONS))
     if path == CHAT:

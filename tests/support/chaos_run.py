@@ -21,6 +21,9 @@ CLIENTS = 28
 SPAN_S = 0.25
 """All clients send their requests within this many seconds."""
 
+FEW_ALIKE, ALIKE = 0.3, 0.9
+"""Shares of prompts that begin alike, without sources and with them."""
+
 Router = Callable[[ChaosFleet, int], AbstractAsyncContextManager[str]]
 """Takes a fleet and a seed; yields the endpoint of a router that has seen every instance."""
 
@@ -65,7 +68,7 @@ class Run:
         scenario, limits = self.scenario, self.limits
         lease_s = self.lease_s or (limits.lease_s if scenario.lease else LONG_LEASE_S)
         patience_s = 2.5 * limits.whole_s
-        listed = asks(self.seed, self.clients, SPAN_S, scenario.leave)
+        listed = asks(self.seed, self.clients, SPAN_S, scenario.leave, ALIKE if scenario.sources else FEW_ALIKE)
         async with (
             ChaosFleet(scenario, self.shape, limits, lease_s, self.seed) as fleet,
             _Turns() as turns,

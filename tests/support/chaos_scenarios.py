@@ -67,6 +67,8 @@ class Scenario:
     """Whether the engines compare what they pull with what was held, as Baton's connector can."""
     dp: int = 1
     """Data parallel ranks of each instance."""
+    sources: bool = False
+    """Whether prompts begin alike, and a source is asked for each prompt's beginning."""
     drive: str = ""
     """What breaks instead of an engine: `partition`, `registry` or `router`."""
     sim: tuple[Mapping[str, Any], ...] = ()
@@ -198,6 +200,30 @@ def _of_ranks() -> list[Scenario]:
     ]  # fmt: skip
 
 
+SOURCED = (
+    *("kill P during leg 1", "kill P during the pull", "kill D between the legs", "kill D during the pull"),
+    *("hang P during leg 1", "break P before its work", "break P after its work", "error P", "refuse P"),
+    *("pulls fail: P and D apart", "lost notices", "corrupt blocks, digests", "stale blocks, digests"),
+    *("P shuts its port during leg 1", "30 % abort storm", "abort storm, a P hears no releases"),
+    *("partition of P from the router", "every D dead"),
+)
+"""The rows whose faults also strike the legs and the pulls of sources."""
+
+
+def _of_sources() -> list[Scenario]:
+    """The same with a source for each prompt: a fault of P during leg 1, or of its answer, is one of sources, too. Any
+    instance may be a source, a D as well: where instances die, a D that was to pull may die.
+    """
+    fields = {"sources": True, "sim": (), "not_in_sim": "tests/sim/test_peers_sim.py"}
+    return [
+        replace(
+            each, name=f"{each.name}, sources", lease=each.lease or (_DEAF_D if each.fault == DIES else ""), **fields
+        )
+        for each in SCENARIOS
+        if each.name in SOURCED
+    ]
+
+
 def _unseen() -> list[Scenario]:
     """The digest scenarios without digests. Wrong text is expected of them: it shows that the judge detects it."""
     return [
@@ -215,6 +241,9 @@ UNSEEN: tuple[Scenario, ...] = tuple(_unseen())
 
 RANKED: tuple[Scenario, ...] = tuple(_of_ranks())
 """Rows with data parallel ranks. They are not in the table, since no other router chooses ranks."""
+
+WITH_SOURCES: tuple[Scenario, ...] = tuple(_of_sources())
+"""Rows with prefixes that are pulled from peers. They are not in the table: no other router here has sources."""
 
 BY_NAME: dict[str, Scenario] = {each.name: each for each in SCENARIOS}
 
