@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -78,15 +79,15 @@ def converse(endpoint: str, talks: int, *, at_once: int = 1, seed: int | None = 
     return heard
 
 
-def ask(endpoint: str, messages: list[dict[str, str]]) -> Turn:
-    """One streamed answer.
+def ask(endpoint: str, messages: list[dict[str, str]], *, name: str = "", **more: Any) -> Turn:
+    """One streamed answer. `name`: the request's id; `more`: fields of the body.
 
     Raises:
         OSError: the status is not 200, or the connection broke.
         KeyError: the stream ended with an error.
     """
     began, turn = time.monotonic(), Turn()
-    for event in _stream(endpoint, messages):
+    for event in _stream(endpoint, messages, name, more):
         for choice in event["choices"]:
             said = choice["delta"].get("content") or ""
             turn.first_s = turn.first_s or (time.monotonic() - began if said or choice["finish_reason"] else 0.0)
@@ -95,13 +96,15 @@ def ask(endpoint: str, messages: list[dict[str, str]]) -> Turn:
     return turn
 
 
-def _stream(endpoint: str, messages: list[dict[str, str]]) -> Iterator[dict[str, Any]]:
+def _stream(endpoint: str, messages: list[dict[str, str]], name: str, more: dict[str, Any]) -> Iterator[dict[str, Any]]:
     body = {"model": "baton-tiny", "messages": messages, "temperature": 0, "max_tokens": 12, "ignore_eos": True,
-            "stream": True, "stream_options": {"include_usage": True}}  # fmt: skip
-    request = urllib.request.Request(
-        f"{endpoint}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        for line in answer:
-            if line.startswith(b"data: {"):
-                yield json.loads(line[6:])
+            "stream": True, "stream_options": {"include_usage": True}, **more}  # fmt: skip
+    headers = {"Content-Type": "application/json", **({"X-Request-Id": name} if name else {})}
+    request = urllib.request.Request(f"{endpoint}/v1/chat/completions", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
+    except urllib.error.HTTPError as refused:
+        raise OSError(f"HTTP {refused.code}: {refused.read(300)!r}") from refused

@@ -1,0 +1,54 @@
+"""A second router in front of a real cluster's engines, which hands over wherever a pair can serve."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from support.cluster import Cluster, with_support, within
+
+
+@dataclass
+class Front:
+    """The test's own router in front of a cluster's engines."""
+
+    endpoint: str
+    admin: str
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"{self.admin}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + " "))
+
+    def told(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(self.admin + path, timeout=30) as answer:
+            return dict(json.loads(answer.read()))
+
+    def proven(self, pairs: int) -> bool:
+        return self.metric('baton_pair_proofs_total{result="passed"}') >= pairs
+
+
+@contextmanager
+def pairs_only(cluster: Cluster, pairs: int) -> Iterator[Front]:
+    """The router, once it has proven so many pairs."""
+    record = json.loads(next((cluster.state / "baton" / "clusters").glob("*.json")).read_text())
+    argv = [sys.executable, "-m", "support.pairs_only", "router", "--json", "--port", "0", "--admin-port", "0"]
+    argv += ["--policy", "workload", "--ticket-keys-file", record["ticket_keys_file"]]
+    argv += ["--registry", record["registry"], "--registry-password-file", record["registry_password_file"]]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=with_support())
+    assert process.stdout is not None
+    with process.stdout as said:
+        try:
+            told = json.loads(said.readline())
+            front = Front(told["endpoint"], told["admin"])
+            within(120, lambda: front.proven(pairs))
+            yield front
+        finally:
+            process.terminate()
+            process.wait(30)
