@@ -7,6 +7,7 @@ cache has room for two of the conversations, and its host memory for all.
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from pathlib import Path
 from statistics import median
@@ -48,10 +49,15 @@ def drain(cluster: Cluster, front: Front, out: str, back: str) -> None:
         request = urllib.request.Request(f"{agents[name]}/{path}", body, {"Content-Type": "application/json"})
         urllib.request.urlopen(request, timeout=30).close()
 
-    def states() -> dict[str, str]:
-        return {each["id"]: each["state"] for each in front.told("/ready")["instances"]}
+    def known() -> bool:
+        try:
+            listed = front.told("/ready")["instances"]
+        except urllib.error.HTTPError:  # 503: no prefill instance, as the router knows of one of the two already
+            return False
+        states = {each["id"]: each["state"] for each in listed}
+        return (states[out], states[back]) == ("draining", "up")
 
-    within(30, lambda: (states()[out], states()[back]) == ("draining", "up"))
+    within(30, known)
 
 
 def choice(front: Front, name: str) -> str:
