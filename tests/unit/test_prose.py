@@ -1,4 +1,4 @@
-"""Sentences of docs/benchmarks.md and README say what docs/benchmarks/*.json say; generated tables are made from these.
+"""Sentences of docs/benchmarks.md, README and other pages say what docs/benchmarks/*.json say; generated tables are made from these.
 
 A sentence is found in its section by its words, outside generated tables; `{}` stands for a figure. If a benchmark is
 published again, with other figures, its sentences fail here until they are written anew.
@@ -23,7 +23,7 @@ from bench.published import Table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 README = "README"
-WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+WORDS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 FIGURE = rf"((?:\d[\d,]*(?:\.\d+)?)|(?i:{'|'.join(WORDS)}))"
 GENERATED = re.compile(r"<!-- (\S+): begin -->.*?<!-- \1: end -->", re.DOTALL)
 
@@ -39,10 +39,13 @@ def published(bench: str) -> dict[str, Any]:
 
 @cache
 def sections() -> dict[str, str]:
-    """The prose of each section of docs/benchmarks.md by its heading, without generated tables, on one line; README."""
+    """The prose of each section of docs/benchmarks.md by its heading, without generated tables, on one line; other pages
+    whole, by their names.
+    """
     page = GENERATED.sub("", (DOCS / "benchmarks.md").read_text())
     parts = re.split(r"^##+ (.+)$", page, flags=re.MULTILINE)[1:]
     pages = {**dict(zip(parts[::2], parts[1::2], strict=True)), README: (DOCS.parent / "README.md").read_text()}
+    pages |= {name: (DOCS / name).read_text() for name in ("admission.md", "policy.md")}
     return {name: " ".join(text.split()) for name, text in pages.items()}
 
 
@@ -107,6 +110,26 @@ def admission_result(figures: Any, targets: Targets) -> Iterator[float]:
     yield from (100 * bound["value"], 100 * bound["target"])
 
 
+SLOWS = "a decode instance slows down"
+
+
+def admission_margins(figures: Any, targets: Targets) -> Iterator[float]:
+    """What is kept with both rules and with neither: of the loads in which no instance changes, then of the one that
+    slows down.
+    """
+    steady = [found for name, found in figures.items() if name not in {SLOWS, "mocks"}]
+    for rules in ("both", "neither"):
+        yield from span([{"value": found[rules]["kept"]} for found in steady])
+    slow = figures[SLOWS]
+    yield from (slow["both"]["kept"], slow["neither"]["kept"])
+    yield from (slow[rules]["around"]["later"] for rules in ("both", "neither"))
+
+
+def admission_shed(figures: Any, targets: Targets) -> Iterator[float]:
+    kept = [found["both"]["kept"] for found in figures.values()]
+    yield from (100 * min(kept), 100 * max(kept))
+
+
 def chaos_result(figures: Any, targets: Targets) -> Iterator[float]:
     for name in ("baton", "vllm-router"):
         rows = [cells[name] for cells in figures.values()]
@@ -151,7 +174,7 @@ REQUESTS = "CPU to vllm-router's, requests .*"
 
 def router_result(figures: Any, targets: Targets) -> Iterator[float]:
     least, default = of(targets, REQUESTS), of(targets, f"baton, default policy: {REQUESTS}")
-    yield from (*span(least), *met(least)[:1], *span(default), *met(default))
+    yield from (*span(least), *met(least), *span(default), *met(default))
     yield from span(of(targets, f"baton, policies on: {REQUESTS}"))
     yield from span(of(targets, "(baton, .*: )?CPU to vllm-router's, chunks .*"))
 
@@ -354,7 +377,7 @@ CLAIMS = (
     Claim(
         "Router",
         "router",
-        "CPU per request is {} to {} × vllm-router's with `least_load`: met in all {} cells. It is {} to {} × with "
+        "CPU per request is {} to {} × vllm-router's with `least_load`: met in {} of {} cells. It is {} to {} × with "
         "the default policy: met in {} of {}. With policies on it is {} to {} ×, and per chunk {} to {} ×: missed.",
         router_result,
     ),
@@ -362,9 +385,14 @@ CLAIMS = (
     Claim(
         "Router",
         "router",
-        "the default policy adds {} ms to vllm-router's p99, `least_load` {} ms.",
+        "{} ms more than vllm-router with `least_load`, {} ms with the default policy, {} allowed.",
         lambda _, targets: (
-            each["value"] for name in ("baton, default policy", "baton") for each in of(targets, f"{name}: ms added .*")
+            *(
+                each["value"]
+                for name in ("baton", "baton, default policy")
+                for each in of(targets, f"{name}: ms added .*")
+            ),
+            of(targets, "baton: ms added .*")[0]["target"],
         ),
     ),
     Claim(
@@ -491,6 +519,20 @@ CLAIMS = (
         "of {} % is met in all {}. {} to {} points more of all arrivals attain than with neither of the two rules that "
         "protect answers: met in all {}. The bound on lengths holds: {} points, target {}.",
         admission_result,
+    ),
+    Claim(
+        "policy.md",
+        "admission",
+        "together with the weight of answers (above) {} to {} of what is let in is kept instead of {} to {} with neither; "
+        "where a decode instance slows down, {} of the whole run instead of {}, and from five seconds after {} instead "
+        "of {} (simulated",
+        admission_margins,
+    ),
+    Claim(
+        "admission.md",
+        "admission",
+        "the aim is that 97 % of what is let in keep their targets; {} to {} % did in overloads",
+        admission_shed,
     ),
     Claim(
         "Chaos",
