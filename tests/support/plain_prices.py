@@ -80,6 +80,10 @@ class Plain:
         makes = [] if alone else self.step_model.present()
         alone += [make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes]
         self.tpot_unit = wanted.tpot_ms or LOOSE * min(alone)
+        found = fleet.ready_for(wanted)
+        urgency = 0.0 if wanted.lengths_within < 1.0 else wanted.urgency
+        self.delay = MISS * urgency / max(1, len(found.prefills) or len(found.any))
+        self.least = min((self._prompt(row) for row in self.may()), default=0.0)
         self.rows = {view.row: self._row(view.row) for view in fleet}
 
     def may(self) -> list[int]:
@@ -167,6 +171,7 @@ class Plain:
         near = looked_up(inflight.rows[row].step / idle / self.tpot_unit, _NEAR)
         others = inflight.rows[row].decoding * found.stall * near / (self.tpot_unit * self.middle)
         found.prefill = looked_up(found.ttft / self.ttft_unit, table) + others
+        found.prefill += self.delay * max(0.0, found.prompt - self.least)
         used = found.tpot / self.tpot_unit
         others = inflight.rows[row].decoding * longer / idle / self.tpot_unit * looked_up(used, _NEAR)
         found.decode = looked_up(used, _OWN_MISSED if wanted.tpot_ms else _OWN) + others
@@ -232,7 +237,7 @@ class Plain:
         slower = max(1.0, (now - since) * 1000 / moved)
         ends = pulls.since_s * 1000 + slower * sum(every)
         comes = now * 1000 + self.rows[first].ttft - self.waited
-        before = ends - comes - pause if sum(every) else 0.0
+        before = ends - comes - pause
         return moving * slower + max(0.0, before)
 
     def shorter(self, than: float) -> float:

@@ -2,7 +2,8 @@
 
 The scorer works row by row (`router.scheduler.scoring.row_prices`), at half a microsecond a row. In a fleet of a
 thousand, some twenty calls of numpy find the rows with room and rank them: the rank is a price with straight lines in
-place of the cost of a budget's last part, and without missed targets. The best `LISTED` rows by rank are priced.
+place of the cost of a budget's last part, and without missed targets (with both while requests wait in the router). The
+best `LISTED` rows by rank are priced.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from router.core.arrays import Bools, Floats, Ints
 from router.predict.prefix_cache import rows_of
+from router.scheduler.scoring.budget import OWN, OWN_MISSED
 from router.scheduler.scoring.figures import LOOSE, Figures
 
 LISTED: Final = 12
@@ -31,7 +33,7 @@ class Shortlist:
         ms, stall_ms, steps = step_model.of_prompt(of.tokens)
         self.prompt: Floats = step_model.column("prefill_factor") * ms
         self.prompt += inflight.column("beside") * steps
-        self._stall_ms: Final = stall_ms
+        self._stall: Floats = step_model.column("prefill_factor") * stall_ms
         self._less_cached()
         self.alone: Floats = self.prompt + step_model.column("lead")
         self.alone += of.waited_ms
@@ -55,10 +57,12 @@ class Shortlist:
         of, inflight, step_model = self._of, self._of.fleet.inflight, self._of.fleet.inflight.step_model
         for chunks, bits in () if of.match is None else of.match.levels:
             rows = rows_of(bits)
-            ms, _, steps = step_model.of_prompt(of.tokens, of.held(chunks))
+            ms, stall_ms, steps = step_model.of_prompt(of.tokens, of.held(chunks))
             if not isinstance(ms, float):
-                ms, steps = ms[rows], steps[rows]
-            self.prompt[rows] = step_model.column("prefill_factor")[rows] * ms + inflight.column("beside")[rows] * steps
+                ms, stall_ms, steps = ms[rows], stall_ms[rows], steps[rows]
+            factor = step_model.column("prefill_factor")[rows]
+            self.prompt[rows] = factor * ms + inflight.column("beside")[rows] * steps
+            self._stall[rows] = factor * stall_ms
 
     def _opened(self) -> Bools:
         """Whether the prompt would be computed at once, or nearly so, by row."""
@@ -101,14 +105,26 @@ class Shortlist:
             prefill *= 1.0 / of.ttft_unit
             decode = self._used
             if per := of.delay_price():
+                prefill = self._with_misses(prefill)
                 prefill += per * self.prompt
+                decode = (OWN_MISSED if of.tpot_ms else OWN).at(decode)
             if inflight.answers:
                 decode = decode + self._more * inflight.column("decoding")
                 stalled = inflight.column("decoding") * (1.0 / (of.tpot_unit * of.middle))
-                stalled *= self._stall_ms
+                stalled *= self._stall
                 prefill += stalled
             self._ranks = (prefill, decode)
         return self._ranks
+
+    def _with_misses(self, used: Floats) -> Floats:
+        """The whole cost of these shares of the TTFT target. While requests wait in the router a quick instance that is
+        late and an idle one that is slow differ in the order of their costs and of their shares.
+        """
+        of = self._of
+        if of.saturation is not None and of.saturation.queue:
+            queue_ms = of.saturation.queue_ms(len(of.fleet) / of.wanted.routers)
+            used[~self.open] += queue_ms / of.ttft_unit
+        return (OWN_MISSED if of.ttft_ms else OWN).at(used)
 
 
 def listed(rows: Ints, rank: Floats) -> list[int]:
