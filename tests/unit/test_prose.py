@@ -1,4 +1,5 @@
-"""Sentences of docs/benchmarks.md, README and other pages say what docs/benchmarks/*.json say; generated tables are made from these.
+"""Sentences of docs/benchmarks.md, README and other pages say what docs/benchmarks/*.json say; generated tables are made
+from these.
 
 A sentence is found in its section by its words, outside generated tables; `{}` stands for a figure. If a benchmark is
 published again, with other figures, its sentences fail here until they are written anew.
@@ -39,8 +40,8 @@ def published(bench: str) -> dict[str, Any]:
 
 @cache
 def sections() -> dict[str, str]:
-    """The prose of each section of docs/benchmarks.md by its heading, without generated tables, on one line; other pages
-    whole, by their names.
+    """The prose of each section of docs/benchmarks.md by its heading, without generated tables; other pages whole, by
+    their names. Each is on one line.
     """
     page = GENERATED.sub("", (DOCS / "benchmarks.md").read_text())
     parts = re.split(r"^##+ (.+)$", page, flags=re.MULTILINE)[1:]
@@ -523,8 +524,8 @@ CLAIMS = (
     Claim(
         "policy.md",
         "admission",
-        "together with the weight of answers (above) {} to {} of what is let in is kept instead of {} to {} with neither; "
-        "where a decode instance slows down, {} of the whole run instead of {}, and from five seconds after {} instead "
+        "together with the weight of answers (above) {} to {} of what is let in is kept instead of {} to {} with "
+        "neither; where a decode instance slows down, {} of the whole run instead of {}, and from five seconds after {} instead "
         "of {} (simulated",
         admission_margins,
     ),
