@@ -1,5 +1,5 @@
-"""Sentences of docs/benchmarks.md, README and other pages say what docs/benchmarks/*.json say; generated tables are made
-from these.
+"""Sentences of docs/benchmarks.md, README and other pages say what docs/benchmarks/*.json say; generated tables are
+made from these.
 
 A sentence is found in its section by its words, outside generated tables; `{}` stands for a figure. If a benchmark is
 published again, with other figures, its sentences fail here until they are written anew.
@@ -525,8 +525,8 @@ CLAIMS = (
         "policy.md",
         "admission",
         "together with the weight of answers (above) {} to {} of what is let in is kept instead of {} to {} with "
-        "neither; where a decode instance slows down, {} of the whole run instead of {}, and from five seconds after {} instead "
-        "of {} (simulated",
+        "neither; where a decode instance slows down, {} of the whole run instead of {}, and from five seconds after "
+        "{} instead of {} (simulated",
         admission_margins,
     ),
     Claim(
