@@ -18,6 +18,7 @@ from cluster.instance import Role
 from costs.step import StepCost
 from engine.mock.settings import SimpleCosts
 from loadgen.arrival import Arrival
+from router.core.events import Chosen
 from router.core.values import Promise
 from router.fleet.view import FleetView
 from router.predict.step_model import Make
@@ -124,3 +125,41 @@ def test_a_target_that_no_engine_keeps_keeps_no_request_waiting() -> None:
     promise = Promise(ttft_ms=1500.0, tpot_ms=STEP_MS / 2)
     found = run(promise)
     assert np.mean(found.ttft_ms <= promise.ttft_ms) >= 0.99
+
+
+@pytest.mark.parametrize("costs", [MAKE, None], ids=["told", "unknown"])
+def test_an_instance_that_recovers_in_an_overload_gets_prompts_again(costs: Make | None) -> None:
+    """While requests wait in the router, prompts stay away from slow instances, and only prompts teach their times."""
+    rng, made, at_s = Random(3), list[Arrival](), 0.0
+    while (at_s := at_s + rng.expovariate(23.0)) < END_S:
+        prompt, answer = (
+            min(3000, int(rng.lognormvariate(6.6, 0.6))),
+            min(400, max(4, int(rng.lognormvariate(4.0, 0.7)))),
+        )
+        made.append(Arrival(at_s=round(at_s, 9), input_tokens=prompt, output_tokens=answer, slo_class="chat"))
+    engines = SimpleCosts(step_ms=STEP_MS, prefill_ms_per_1k=150.0)
+    world = World(
+        of_roles(*[Role.BOTH] * 4, costs=engines),
+        SimSettings(seeding=False, checks=False),
+        view=FleetView(lambda _: costs),
+        promises={"chat": Promise(ttft_ms=1500.0, tpot_ms=120.0)},
+    )
+    slow = world.instances[0].name
+    Faults(world, [Fault(at_s=SLOW_FROM_S, kind="slow", instance=slow, factor=6, duration_s=SLOW_S)], 0)
+    placed: list[tuple[float, bool]] = []
+
+    def note(_passage: Any, chosen: Chosen) -> None:
+        if chosen.decode is not None:
+            placed.append((world.kernel.now_ns / 1e9, (chosen.prefill or chosen.decode) == slow))
+
+    for front in world.fronts:
+        front.on_choice = note
+    world.run(made)
+
+    def share(from_s: float, until_s: float) -> float:
+        found = [here for now_s, here in placed if from_s <= now_s < until_s]
+        return sum(found) / len(found)
+
+    recovered_s = SLOW_FROM_S + SLOW_S
+    assert share(recovered_s - 10.0, recovered_s) < 0.1
+    assert share(recovered_s + SETTLES_S, END_S) > 0.15, "a quarter would be its part"
