@@ -216,12 +216,17 @@ def _of_sources() -> list[Scenario]:
     """
     fields = {"sources": True, "sim": (), "not_in_sim": "tests/sim/test_peers_sim.py"}
     return [
-        replace(
-            each, name=f"{each.name}, sources", lease=each.lease or (_DEAF_D if each.fault == DIES else ""), **fields
-        )
+        replace(each, name=f"{each.name}, sources", lease=each.lease or _source_lease(each.fault), **fields)
         for each in SCENARIOS
         if each.name in SOURCED
     ]
+
+
+def _source_lease(fault: Mapping[str, Any]) -> str:
+    """Why holds may stay with sources, where they may not without."""
+    if fault == DIES:
+        return _DEAF_D
+    return "a source's hold is given up by its name alone" if fault.get("leg") == "release" else ""
 
 
 def _unseen() -> list[Scenario]:
