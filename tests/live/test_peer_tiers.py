@@ -1,4 +1,4 @@
-"""Next turns whose beginnings only another engine's host memory has: the router chooses that engine as the source.
+"""Only another engine's host memory has the prefix of a next turn: the router chooses that engine as the source.
 
 All first turns are computed by one prefill engine, which then drains. The other one has nothing. The decode engine's KV
 cache has room for two of the conversations, and its host memory for all.

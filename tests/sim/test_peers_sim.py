@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
+from support.chaos_sources import sourced
 from support.simulated import HANDS_OVER, members, of_roles
 
 from cluster.ids import InstanceId
@@ -18,7 +18,7 @@ from cluster.instance import Role
 from engine.mock.settings import SimpleCosts
 from loadgen.arrival import Arrival
 from router.core import journey as j
-from router.core.events import Chosen, PrefixSource
+from router.core.events import Chosen
 from router.core.values import Wanted
 from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
@@ -63,14 +63,8 @@ def asked_of(world: World) -> list[Chosen]:
 
 def forced(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     """Hand over, and pull every prompt's prefix from some other instance, whether it has the prefix or not."""
-    chosen = HANDS_OVER(fleet, wanted)
-    puller = chosen.prefill or chosen.decode
-    ready = [each.id for each in fleet if each.ready and each.id != puller]
-    if chosen.decode is None or not ready:
-        return chosen
     at = (wanted.prefix[0] // 1000 if wanted.prefix else 0) + wanted.prompt_tokens // 48
-    there = chosen.decode if at % 2 and chosen.decode in ready else ready[at % len(ready)]
-    return replace(chosen, source=PrefixSource(there, 64, (0.001, 0.05, 1.0)[at % 3]))
+    return sourced(fleet, HANDS_OVER(fleet, wanted), at, (0.001, 0.05, 1.0))
 
 
 @pytest.mark.parametrize("seed", range(8))

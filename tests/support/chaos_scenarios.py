@@ -207,7 +207,7 @@ SOURCED = (
     *("P shuts its port during leg 1", "30 % abort storm", "abort storm, a P hears no releases"),
     *("partition of P from the router", "every D dead"),
 )
-"""The rows whose faults also strike the legs and the pulls of sources."""
+"""Faults of these rows also strike the legs and the pulls of sources."""
 
 
 def _of_sources() -> list[Scenario]:

@@ -1,11 +1,11 @@
-"""A policy for chaos rows with sources: it hands over, and has every prompt's beginning pulled from some instance.
+"""Choices with a source for every prompt: the policy of chaos rows hands over, and has each prefix pulled.
 
-Prices would choose sources for few of these prompts: mocks compute them in no time. The source may have the beginning
-or not, may be the D of the same request, and is waited for shortly, long, or longer than a client's patience.
+Prices would choose sources for few of these prompts: mocks compute them in no time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -22,11 +22,17 @@ _HANDS_OVER: Final = POLICIES["least_load"]
 
 def with_sources(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     """The choice of `least_load`, with a source that follows from the prompt."""
-    chosen = _HANDS_OVER(fleet, wanted)
+    return sourced(fleet, _HANDS_OVER(fleet, wanted), wanted.prompt_tokens, WAITS_S)
+
+
+def sourced(fleet: FleetSnapshot, chosen: Chosen, at: int, waits_s: Sequence[float]) -> Chosen:
+    """This choice with a source for the instance that computes the prompt: every second time the request's D, else any
+    other instance, whether it has the prefix or not. `at`: a number of the prompt; `waits_s`: the waits, one of which
+    is taken.
+    """
     puller = chosen.prefill or chosen.decode
     ready = [each.id for each in fleet if each.ready and each.id != puller]
     if chosen.decode is None or not ready:
         return chosen
-    at = wanted.prompt_tokens
     there = chosen.decode if at % 2 and chosen.decode in ready else ready[at % len(ready)]
-    return replace(chosen, source=PrefixSource(there, 64, WAITS_S[at % len(WAITS_S)]))
+    return replace(chosen, source=PrefixSource(there, 64, waits_s[at % len(waits_s)]))

@@ -61,7 +61,7 @@ class RowPrices(Figures):
             rows = range(columns.top)
             inflight, limits = columns.inflight.tolist(), columns.limits(wanted.routers).tolist()
             self._places.extend([inflight[row] < limits[row] for row in rows])
-            self._open.extend(self._opened(rows))
+            self._open.extend(_opened(self, self._places, rows))
             self._times.add(self, rows, self._open)
 
     def _position(self, row: int) -> int:
@@ -89,17 +89,6 @@ class RowPrices(Figures):
         """Where this row would pull the prompt's beginning from; None: it computes what it lacks."""
         sources = self._times.sources
         return None if sources is None else sources.get(row)
-
-    def _opened(self, rows: Sequence[int]) -> list[bool]:
-        """In a small fleet: whether the prompt would be computed at once, by row."""
-        until = math.inf if self.saturation is None else self.saturation.opens_until_ms(self.wanted)
-        if self.saturation is None or until == math.inf:
-            return self._places
-        loads = self.fleet.inflight.rows
-        found = [self._places[row] and loads[row].opens <= until for row in rows]
-        prefills = len(self.fleet.ready_for(self.wanted).prefills)
-        lanes = self.saturation.lanes(self.wanted, len(self.fleet), prefills)
-        return found if lanes is None else [found[row] and row in lanes for row in rows]
 
     def _prices(self) -> tuple[list[float], list[float]]:
         """The prices of both legs at each row."""
@@ -293,6 +282,18 @@ class RowPrices(Figures):
         among: list[int] = rows.tolist()
         alone = self._times.alone
         return min([alone[row] for row in among])
+
+
+def _opened(of: Figures, places: list[bool], rows: Sequence[int]) -> list[bool]:
+    """In a small fleet: whether the prompt would be computed at once, by row. `places`: whether there is room."""
+    saturation, wanted, fleet = of.saturation, of.wanted, of.fleet
+    until = math.inf if saturation is None else saturation.opens_until_ms(wanted)
+    if saturation is None or until == math.inf:
+        return places
+    loads = fleet.inflight.rows
+    found = [places[row] and loads[row].opens <= until for row in rows]
+    lanes = saturation.lanes(wanted, len(fleet), len(fleet.ready_for(wanted).prefills))
+    return found if lanes is None else [found[row] and row in lanes for row in rows]
 
 
 def _best(priced: Priced, count: int) -> Priced:
