@@ -7,7 +7,6 @@ The source's answer, its failure and the end of the wait all send the leg, at mo
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
 from cluster.ids import RequestId, TransferId
 from engine.twin import events as ev
@@ -16,9 +15,6 @@ from router.core import journey as j
 from router.fleet import events as d
 from sim.instance import SimulatedLeg
 from sim.kernel import NS
-
-_SOURCES: Final = 32
-"""Attempts of source legs are numbered from here, so that each hold's name belongs to one leg."""
 
 
 def send(leg: SimulatedLeg, source: j.PrefixSource | None) -> None:
@@ -34,7 +30,7 @@ def send(leg: SimulatedLeg, source: j.PrefixSource | None) -> None:
         id=RequestId(f"{passage.number}/{leg.number}s"),
         prompt=passage.prompt,
         max_tokens=1,
-        hold=TransferId(RequestId(str(passage.number)), passage.journey.attempt + _SOURCES, at.epoch),
+        hold=TransferId(RequestId(str(passage.number)), passage.journey.attempt + j.SOURCE_ATTEMPTS, at.epoch),
         seed=passage.number,
         cached_only=True,
     )

@@ -6,6 +6,7 @@ They are a module of their own because compiled modules cannot contain such clas
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -40,6 +41,10 @@ class PrefixSource(msgspec.Struct, frozen=True):
     source."""
     leg_ms: float = 0.0
     """Milliseconds until the source's answer, as its price expects them."""
+
+
+SOURCE_ATTEMPTS: Final = 1000
+"""Source legs number their attempts from here: each hold of a request has a name of its own, wherever it is held."""
 
 
 # --- events: what happened -------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from cluster.ids import InstanceId
 from cluster.wire import TransferFields
 from router.core.events import (
     OUTCOMES,
+    SOURCE_ATTEMPTS,
     AnswerFromPrefill,
     AwaitFleet,
     CancelPrefill,
@@ -79,6 +80,7 @@ __all__ = [
     "HOLD_USE_S",
     "OUTCOMES",
     "PATIENCE_S",
+    "SOURCE_ATTEMPTS",
     "TURN",
     "TURN_LEAST_S",
     "AnswerFromPrefill",

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -52,7 +51,7 @@ class Releases:
         try:
             done, _ = await asyncio.wait({leg.said()}, timeout=wait_s)
             said = leg.said().result() if done else None
-            transfer = _hold_in(said.answer) if isinstance(said, PrefillSaid) else None
+            transfer = hold_in(said.answer) if isinstance(said, PrefillSaid) else None
             if transfer is not None:
                 await self.release(InstanceId(""), transfer, leg)
         finally:
@@ -68,10 +67,10 @@ class Releases:
 
     async def release(self, via: InstanceId, transfer: wire.TransferFields, holder: PrefillLeg) -> j.Event:
         """Give this hold up by its name; else make D tell P to free it, or, if D does not answer, another instance."""
-        done = await self._give_up(transfer, holder) or await self._reject(via, transfer, holder)
-        if not done:
-            other = speaks_for(self.parts.view, holder.instance, via)
-            done = other is not None and await self._reject(other, transfer, holder)
+        name, attempt = holder.instance, holder.attempt
+        done = await self._give_up(transfer, holder)
+        done = done or await self._reject(via, transfer, name, attempt)
+        done = done or await self.reject(transfer, name, attempt, via)
         self.parts.meters.releases.labels(str(done).lower()).inc()
         if not done:
             logger.warning("%s: a hold of %d tokens is left to its lease", self.request.label, transfer.tokens)
@@ -90,6 +89,11 @@ class Releases:
         """
         return await self._say_name(str(self.outgoing.transfer_id(holder, attempt)), holder, attempt)
 
+    async def reject(self, transfer: wire.TransferFields, holder: InstanceId, attempt: int, *not_: InstanceId) -> bool:
+        """Give up this hold by a leg that another instance, none of `not_`, rejects. Returns whether it has."""
+        other = speaks_for(self.parts.view, holder, *not_)
+        return other is not None and await self._reject(other, transfer, holder, attempt)
+
     async def _say_name(self, name: str, holder: InstanceId, attempt: int) -> bool:
         if not self.parts.view.knows(holder):
             return False
@@ -101,22 +105,24 @@ class Releases:
             return False
         return answer.status == 200
 
-    async def _reject(self, via: InstanceId, transfer: wire.TransferFields, holder: PrefillLeg) -> bool:
+    async def _reject(self, via: InstanceId, transfer: wire.TransferFields, holder: InstanceId, attempt: int) -> bool:
         """Make the instance `via` reject a leg for this hold, which makes it tell P. Returns whether it has.
 
         To a producer that the instance has never met, its first message only starts a handshake, and the release leaves
         with the next message (measured on vLLM 0.32, where an idle D polls nothing): so the leg is sent twice.
         """
-        done = await self._reject_once(via, transfer, holder)
+        done = await self._reject_once(via, transfer, holder, attempt)
         if done and not self.parts.view.pair_warm(transfer.producer, via):
             await asyncio.sleep(HANDSHAKE_S)
-            done = await self._reject_once(via, transfer, holder)
+            done = await self._reject_once(via, transfer, holder, attempt)
         return done
 
-    async def _reject_once(self, via: InstanceId, transfer: wire.TransferFields, holder: PrefillLeg) -> bool:
+    async def _reject_once(
+        self, via: InstanceId, transfer: wire.TransferFields, holder: InstanceId, attempt: int
+    ) -> bool:
         if not self.parts.view.knows(via):
             return False
-        body = self._signed(wire.release_body(transfer), via, holder)
+        body = msgspec.json.encode(self.outgoing.stamped(wire.release_body(transfer), via, holder, attempt))
         target = self.parts.view.get(via).instance
         try:
             answer = await self.parts.engines.upstream.say(target, "/v1/completions", body, self.headers)
@@ -126,11 +132,8 @@ class Releases:
             return False  # refused by the guard: the engine was not asked
         return 400 <= answer.status < 500  # the rejection is the release
 
-    def _signed(self, body: Mapping[str, Any], to: InstanceId, holder: PrefillLeg) -> bytes:
-        return msgspec.json.encode(self.outgoing.stamped(body, to, holder.instance, holder.attempt))
 
-
-def _hold_in(answer: Answer) -> wire.TransferFields | None:
+def hold_in(answer: Answer) -> wire.TransferFields | None:
     """The hold in an answer of P's that is not used; None: the answer names none."""
     fields = object_in(answer.body) if answer.status == 200 else None
     return None if fields is None else wire.read_transfer(fields)

@@ -1,7 +1,8 @@
 """A source leg: another instance is asked to hold what its cache has of a prompt, before the leg that pulls it is sent.
 
 A shell. The source's answer, its failure and the end of the wait all send the leg, at most once. A hold that is not
-pulled is given up by its name, which the router knows before the source has answered.
+pulled is given up by its name, which the router knows before the source has answered. To a source that does not take
+the name another instance says it, once the source's answer has described the hold.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from router.http.upstream import Answer, EngineLost
 from router.request.legs import AwaitedSource, EventSink
 from router.request.outgoing import Outgoing
 from router.request.parts import Parts
-from router.request.releases import Releases
+from router.request.releases import Releases, hold_in
 
 logger = logging.getLogger("baton.router")
 
@@ -31,7 +32,7 @@ class Sourcing(AwaitedSource):
     """One source leg. It has many attributes: the parts of the request that it uses, and how far the leg has come."""
 
     __slots__ = (
-        "_attempt", "_began", "_held", "_outgoing", "_over", "_parts", "_request", "_send", "_sink", "_timer",
+        "_attempt", "_began", "_hold", "_last", "_outgoing", "_over", "_parts", "_request", "_send", "_sink", "_timer",
         "_wanted", "source",
     )  # fmt: skip
 
@@ -54,13 +55,15 @@ class Sourcing(AwaitedSource):
         self._sink: Final = sink
         self.source: Final = source
         self._wanted: Final = wanted
-        self._attempt: Final = attempt
+        self._attempt: Final = attempt + j.SOURCE_ATTEMPTS
         self._send: Final = send
         self._timer: asyncio.TimerHandle | None = None
         self._began = 0.0
         self._over = False
-        self._held = False
-        """The leg was sent with a hold that it is to pull."""
+        self._hold: wire.TransferFields | None = None
+        """The hold that the leg was sent with, to pull it."""
+        self._last: asyncio.Future[Answer | EngineLost] | None = None
+        """The end of a source leg that is over, and is still read for the hold that it may describe."""
 
     def begin(self) -> None:
         """Ask the source. It may have gone since it was chosen: then the leg is sent at once."""
@@ -84,23 +87,32 @@ class Sourcing(AwaitedSource):
 
     def ended(self) -> None:
         """The answer is complete (`LegListener`, as below)."""
-        self._sink.run(self.take, self.answer)
+        self._end(self.answer)
 
     def lost(self, lost: EngineLost) -> None:
-        self._sink.run(self.take, lost)
+        self._end(lost)
+
+    def _end(self, said: Answer | EngineLost) -> None:
+        if self._last is None:
+            self._sink.run(self.take, said)
+        elif not self._last.done():
+            self._last.set_result(said)
 
     def take(self, said: Answer | EngineLost | None) -> None:
         if self._over:
             return
         held, outcome = self._read(said)
-        self._held = held is not None
+        self._hold = held
         self._stop(outcome, 0 if held is None else held.tokens)
+        if said is None:
+            self._give_up(None, listens=True)
+        elif isinstance(said, EngineLost) and said.reached:  # it may have been lost after its work
+            self._give_up(None)
         self._send(held)
 
     def _read(self, said: Answer | EngineLost | None) -> tuple[wire.TransferFields | None, str]:
         """The hold, if there is one, and the outcome as a label for metrics."""
         if said is None:
-            self._give_up()
             self._tell_time()
             return None, "late"
         if isinstance(said, EngineLost):
@@ -108,13 +120,12 @@ class Sourcing(AwaitedSource):
                 self._parts.dispatch.unreachable(self.source.instance)
             logger.info("%s: no source: %s: %s", self._request.label, self.source.instance, said)
             return None, "lost"
-        fields = object_in(said.body) if said.status == 200 else None
-        if fields is None:
+        if said.status != 200 or object_in(said.body) is None:
             return None, "refused"
         self._tell_time()
-        held = wire.read_transfer(fields)
+        held = hold_in(said)
         if held is not None and not held.is_from_cache:
-            self._give_up()  # an engine that does not know source legs has computed the prompt
+            self._give_up(held)  # an engine that does not know source legs has computed the prompt
             return None, "nothing"
         self._tell_cached(0 if held is None else held.tokens)
         return held, "nothing" if held is None else "held"
@@ -133,25 +144,48 @@ class Sourcing(AwaitedSource):
 
     def close(self) -> None:
         """The leg will not pull, whether it was sent or not: give the hold up, made or not."""
-        if self._over and not self._held:
+        hold, self._hold = self._hold, None
+        if self._over and hold is None:
             return
-        self._held = False
-        if not self._over:
+        listens = not self._over
+        if listens:
             self._stop("unwanted")
-        self._give_up()
+        self._give_up(hold, listens=listens)
 
-    def _give_up(self) -> None:
-        if self._timer is not None:  # it was asked
-            releases = Releases(self._parts, self._request, self._outgoing)
-            giving_up = releases.give_up(self.source.instance, self._attempt)
-            self._parts.tasks.spawn(giving_up, f"release-source-{self._request.id}")
+    def _give_up(self, hold: wire.TransferFields | None, *, listens: bool = False) -> None:
+        """Give up the hold, made or not. None: the source has not described it; `listens`: its answer still may."""
+        if self._timer is None:
+            return  # it was not asked
+        if listens:
+            self._last = self._parts.engines.loop.create_future()
+        self._parts.tasks.spawn(self._given_up(hold), f"release-source-{self._request.id}")
+
+    async def _given_up(self, hold: wire.TransferFields | None) -> None:
+        releases, holder = Releases(self._parts, self._request, self._outgoing), self.source.instance
+        try:
+            if await releases.give_up(holder, self._attempt):
+                return
+            if self._last is not None:
+                hold = await self._described(self._last)
+            if hold is not None:
+                await releases.reject(hold, holder, self._attempt)
+        finally:
+            http, self.http = self.http, None
+            if http is not None:
+                http.close()  # without effect if the leg has ended
+
+    async def _described(self, last: asyncio.Future[Answer | EngineLost]) -> wire.TransferFields | None:
+        """The hold in an answer that comes after all."""
+        try:
+            async with asyncio.timeout(j.CANCEL_WAIT_S):
+                said = await last
+        except TimeoutError:
+            return None
+        return None if isinstance(said, EngineLost) else hold_in(said)
 
     def _stop(self, outcome: str, tokens: int = 0) -> None:
         self._over = True
-        http, self.http = self.http, None
         if self._timer is not None:
             self._timer.cancel()
             self._parts.dispatch.leg_ended(self.source.instance)
-        if http is not None:
-            http.close()  # without effect if the leg has ended
         self._parts.meters.sources.asked(outcome, tokens)

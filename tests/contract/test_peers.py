@@ -130,10 +130,10 @@ class Peers:
         await self.states(**{gone: "draining", other: "up", "d0": "up"})
         return other
 
-    async def fail(self, name: str, fault: str) -> None:
-        """Let the next prefill leg at this instance fail by this fault."""
+    async def fail(self, name: str, fault: str, leg: str = "prefill") -> None:
+        """Let the next leg of this kind at this instance fail by this fault."""
         url = f"{self.mocks.instances[name].url}/mock/faults"
-        async with self.client.post(url, json={"fault": fault, "leg": "prefill", "times": 1}) as answer:
+        async with self.client.post(url, json={"fault": fault, "leg": leg, "times": 1}) as answer:
             assert answer.status == 200, await answer.text()
 
     async def nothing_runs(self) -> None:
@@ -282,10 +282,13 @@ async def test_where_legs_may_read_other_prompts_there_is_no_source(
         await fleet.nothing_is_held()
 
 
-async def test_a_hold_of_a_source_ends_where_its_puller_refuses() -> None:
+@pytest.mark.parametrize("deaf", [False, True], ids=["by its name", "through another instance"])
+async def test_a_hold_of_a_source_ends_where_its_puller_refuses(deaf: bool) -> None:
     async with peers("p0", "p1", "d0") as fleet:
         other = await fleet.begun()
         await fleet.fail(other, "refuse")
+        if deaf:
+            await fleet.fail("d0", "refuse", leg="release")
         await fleet.turn("two")
         assert await fleet.counted("held") == 1
         await fleet.nothing_is_held()
@@ -349,11 +352,15 @@ async def test_a_client_that_leaves_while_a_source_is_waited_for() -> None:
         assert await fleet.counted("unwanted") == 1
 
 
+@pytest.mark.parametrize("deaf", [False, True], ids=["takes its name", "takes no names"])
 async def test_a_source_that_answers_after_its_client_has_left_starts_no_prefill(
-    monkeypatch: pytest.MonkeyPatch,
+    deaf: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its hold is given up all the same, through another instance if the source takes no names."""
     async with peers("p0", "p1", "d0", makes=patient) as fleet:
         other = await fleet.begun()
+        if deaf:
+            await fleet.fail("d0", "refuse", leg="release")
         loop = asyncio.get_running_loop()
         source, puller = (fleet.mocks.instances[name].frontend for name in ("d0", other))
         answers: list[asyncio.TimerHandle] = []
@@ -363,9 +370,10 @@ async def test_a_source_that_answers_after_its_client_has_left_starts_no_prefill
         def later(*given: Any, **named: Any) -> None:
             answers.append(loop.call_later(0.3, lambda: answer(*given, **named)))
 
-        def noted(*given: Any, **named: Any) -> None:
-            sent.append(given)
-            prefill(*given, **named)
+        def noted(request: Any, *given: Any, **named: Any) -> None:
+            if request.path == "/v1/chat/completions":  # not the leg that is to be rejected
+                sent.append(request)
+            prefill(request, *given, **named)
 
         monkeypatch.setattr(source, "generate", later)
         monkeypatch.setattr(puller, "generate", noted)

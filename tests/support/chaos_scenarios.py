@@ -224,9 +224,7 @@ def _of_sources() -> list[Scenario]:
 
 def _source_lease(fault: Mapping[str, Any]) -> str:
     """Why holds may stay with sources, where they may not without."""
-    if fault == DIES:
-        return _DEAF_D
-    return "a source's hold is given up by its name alone" if fault.get("leg") == "release" else ""
+    return _DEAF_D if fault == DIES else ""
 
 
 def _unseen() -> list[Scenario]:
