@@ -21,6 +21,7 @@ from support import cluster as clusters
 from support.cluster import Cluster, within
 from support.engine_pair import ask as post
 from support.engine_pair import load
+from support.pairs_front import by_url
 from support.random_models import write_model
 
 from bench import pair
@@ -342,4 +343,27 @@ def test_ranks_that_are_balanced_from_outside_are_engines_of_their_own(
             within(5, lambda: load(engines.url("d")).external_kv_tokens - before == transfer.tokens)  # noqa: B023
             alone = post(engines.url("d"), "/v1/completions", {**body, "cache_salt": "alone"})[1]
             assert text(answer) == text(alone)
+        _through_a_router(engines)
+
+
+def _through_a_router(engines: Outside) -> None:
+    """A router that has the servers' URLs sends prompts to both, and has their holds pulled."""
+    words = [f"--{role}-url={name}={engines.url(name)}" for name, role in
+             (("p0", "prefill"), ("p1", "prefill"), ("d", "decode"))]  # fmt: skip
+    with by_url("--policy", "least_load", *words, pairs=2) as front:
+        before = {name: load(engines.url(name)) for name in ("p0", "p1", "d")}
+
+        def asked(said: str) -> None:
+            body = {"model": "tiny", "prompt": said[:400], "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+            status, answer = post(front.endpoint, "/v1/completions", body)
+            alone = post(engines.url("d"), "/v1/completions", {**body, "cache_salt": "alone"})[1]
+            assert status == 200 and text(answer) == text(alone)
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(asked, prompts(16, seed=34)))
+        after = {name: load(engines.url(name)) for name in before}
+        by_p = [after[name].prompt_tokens - before[name].prompt_tokens for name in ("p0", "p1")]
+        pulled = after["d"].external_kv_tokens - before["d"].external_kv_tokens
+        print(f"prompt tokens at each server of P {by_p}, pulled {pulled}")
+        assert all(each > sum(by_p) / 10 for each in by_p) and pulled == sum(by_p)
         within(10, lambda: all(knock(engines.door(name), {"ask": "state"})["holds"] == 0 for name in ("p0", "p1")))

@@ -1,4 +1,4 @@
-"""A second router in front of a real cluster's engines, which hands over wherever a pair can serve."""
+"""Routers of a test's own in front of real engines: one that hands over wherever a pair can serve, and one by URLs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.cluster import Cluster, with_support, within
 
 @dataclass
 class Front:
-    """The test's own router in front of a cluster's engines."""
+    """The test's own router."""
 
     endpoint: str
     admin: str
@@ -41,14 +41,28 @@ def pairs_only(cluster: Cluster, pairs: int) -> Iterator[Front]:
     argv = [sys.executable, "-m", "support.pairs_only", "router", "--json", "--port", "0", "--admin-port", "0"]
     argv += ["--policy", "workload", "--ticket-keys-file", record["ticket_keys_file"]]
     argv += ["--registry", record["registry"], "--registry-password-file", record["registry_password_file"]]
+    with _started(argv) as front:
+        within(120, lambda: front.proven(pairs))
+        yield front
+
+
+@contextmanager
+def by_url(*words: str, pairs: int) -> Iterator[Front]:
+    """`baton router` with these words, once it has proven so many pairs."""
+    argv = [sys.executable, "-m", "baton", "router", "--json", "--port", "0", "--admin-port", "0", *words]
+    with _started(argv) as front:
+        within(120, lambda: front.proven(pairs))
+        yield front
+
+
+@contextmanager
+def _started(argv: list[str]) -> Iterator[Front]:
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=with_support())
     assert process.stdout is not None
     with process.stdout as said:
         try:
             told = json.loads(said.readline())
-            front = Front(told["endpoint"], told["admin"])
-            within(120, lambda: front.proven(pairs))
-            yield front
+            yield Front(told["endpoint"], told["admin"])
         finally:
             process.terminate()
             process.wait(30)
