@@ -8,6 +8,7 @@ examples:
   baton validate $BATON_DATA/measured
   baton validate $BATON_DATA/measured/vllm-0.19-rtx4090-llama-3.1-8b --series series.csv
   baton validate $BATON_DATA/measured/vllm-0.15-h100.csv --row 16 --seeds 3
+  baton validate $BATON_DATA/measured/vllm-0.15-h100.csv --row 16 --no-profiles
   baton validate runs/mine --profile costs/profiles/llmservingsim.json --json
   baton validate runs/mine --config acme/chat-moe=models/chat-moe/config.json
 """
@@ -49,8 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "paths", nargs="+", type=Path, metavar="PATH", help="a run's folder, a table, or a folder of them"
     )
     parser.add_argument("--row", action="append", metavar="ID", help="only this row of a table (exp_id); repeatable")
-    parser.add_argument(
+    costs = parser.add_mutually_exclusive_group()
+    costs.add_argument(
         "--profile", type=Path, metavar="FILE", help="fits to use instead of the shipped ones, as in costs/profiles/"
+    )
+    costs.add_argument(
+        "--no-profiles", action="store_true", help="predict as for models without a profile: by the roofline of the GPU"
     )
     parser.add_argument(
         "--config",
@@ -167,7 +172,7 @@ def _rows(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> l
     load = SteadyLoad(
         seeds=args.seeds, share=args.share, repeated=not args.new_prompts, first_token_ms=args.first_token_ms
     )
-    profiles = _profiles(args.profile)
+    profiles = _profiles(args)
     rows, bad = read_steady(_rows_of(path), str(path))
     left_out += bad
     must_fit, named = args.profile is not None, _models(args.config)
@@ -228,7 +233,7 @@ def _replay_row(
 def _folder(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> tuple[str, Replay]:
     from sim.validate.stamped import replay_stamped
 
-    read, profiles = _stamped(path, left_out), _profiles(args.profile)
+    read, profiles = _stamped(path, left_out), _profiles(args)
     model = _models(args.config)(read.settings.model)
     return path.name, partial(replay_stamped, read, model, profiles, must_fit=args.profile is not None)
 
@@ -254,10 +259,13 @@ def _stamped(path: Path, left_out: list[UsageError]) -> Stamped:
     )
 
 
-def _profiles(path: Path | None) -> tuple[Profile, ...]:
+def _profiles(args: argparse.Namespace) -> tuple[Profile, ...]:
     from costs import shipped
     from costs.profile import read_profiles
 
+    path: Path | None = args.profile
+    if args.no_profiles:
+        return ()
     if path is None:
         return shipped.profiles()
     try:

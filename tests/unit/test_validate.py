@@ -518,6 +518,16 @@ def test_a_users_own_profile_must_fit_the_model_and_the_gpu(tmp_path: Path, caps
     assert "no fit of meta-llama/Llama-3.1-8B on RTX-4090" in capsys.readouterr().err
 
 
+def test_without_profiles_a_run_is_predicted_by_the_roofline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stamped(tmp_path)
+    assert main(["validate", str(folder)]) == 0
+    assert "profile llmservingsim/" in capsys.readouterr().out
+    assert main(["validate", str(folder), "--no-profiles"]) == 0
+    assert "no profile; efficiencies fitted on this GPU" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("words", [["--seeds", "0"], ["--share", "2"], ["--share", "x"], ["--first-token-ms", "-1"]])
 def test_wrong_flag_values_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
