@@ -12,7 +12,7 @@ from cluster.readable import deadline_in, json_in, lax_flag, object_in, text_in
 from router.admin.peer_words import an_object
 from router.fleet.probes import Unreadable, _models
 from router.http.upstream import Answer
-from router.request.releases import _hold_in
+from router.request.releases import hold_in
 from router.request.splice import said_in
 from router.telemetry.timing import told_at_end, told_in
 
@@ -31,7 +31,7 @@ def test_an_unreadable_answer_of_an_engine_or_a_router_peer_counts_as_no_answer(
     answer = Answer(200, "application/json", raw)
     with pytest.raises(Unreadable):
         _models(answer)
-    assert _hold_in(answer) is None
+    assert hold_in(answer) is None
     assert isinstance(an_object(raw), str)
     assert told_in(raw) is None
     assert told_at_end(b"data: " + raw + b"\n\ndata: [DONE]\n\n") is None
