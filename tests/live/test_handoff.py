@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.cluster import Cluster, within
+from support.pairs_front import as_it_starts
 
 STORY = (
     "Once upon a time a small robot found a bright red lantern near the river. Café Zoë was open — the kettle sang 🙂. "
@@ -77,6 +78,23 @@ def test_tokens_equal_one_engines(cluster: Cluster, length: int) -> None:
     assert ids == expected["token_ids"]
     assert reason == expected["finish_reason"]
     assert text == expected["text"]
+
+
+def test_a_router_as_it_starts_gives_one_engines_tokens(cluster: Cluster) -> None:
+    """With the default policy, which serves here whole or by hand-over, as it expects the costs to be."""
+    with as_it_starts(cluster, pairs=3) as front:
+        for length in (5, 129, 700, 1023, 1500, 1900):
+            body = {"model": cluster.model, "prompt": prompt_of(length)[::-1], "max_tokens": ANSWER_TOKENS,
+                    "temperature": 0, "return_token_ids": True}  # fmt: skip
+            status, answer = post(f"{front.endpoint}/v1/completions", body)
+            assert status == 200, answer
+            expected = post(f"{cluster.urls['prefill-0']}/v1/completions", body)[1]["choices"][0]
+            got = answer["choices"][0]
+            assert got["token_ids"] == expected["token_ids"]
+            assert (got["text"], got["finish_reason"]) == (expected["text"], expected["finish_reason"])
+            told = stream(f"{front.endpoint}/v1/completions", body)
+            assert told == (expected["text"], expected["finish_reason"], expected["token_ids"])
+    within(2.0, cluster.idle)
 
 
 QUESTIONS = ["What is Baton?", "hello", "Tell me a story.", "Write café five times.", "Send me a smile.",

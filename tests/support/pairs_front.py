@@ -13,6 +13,8 @@ from typing import Any
 
 from support.cluster import Cluster, with_support, within
 
+ROUTER = ("router", "--json", "--port", "0", "--admin-port", "0")
+
 
 @dataclass
 class Front:
@@ -37,20 +39,31 @@ class Front:
 @contextmanager
 def pairs_only(cluster: Cluster, pairs: int) -> Iterator[Front]:
     """The router, once it has proven so many pairs."""
-    record = json.loads(next((cluster.state / "baton" / "clusters").glob("*.json")).read_text())
-    argv = [sys.executable, "-m", "support.pairs_only", "router", "--json", "--port", "0", "--admin-port", "0"]
-    argv += ["--policy", "workload", "--ticket-keys-file", record["ticket_keys_file"]]
-    argv += ["--registry", record["registry"], "--registry-password-file", record["registry_password_file"]]
+    argv = [sys.executable, "-m", "support.pairs_only", *ROUTER, "--policy", "workload", *_registered(cluster)]
     with _started(argv) as front:
         within(120, lambda: front.proven(pairs))
         yield front
 
 
 @contextmanager
+def as_it_starts(cluster: Cluster, pairs: int) -> Iterator[Front]:
+    """`baton router` with the cluster's registry and keys alone, once it knows of so many proven pairs."""
+    with _started([sys.executable, "-m", "baton", *ROUTER, *_registered(cluster)]) as front:
+        within(120, lambda: front.proven(pairs))
+        yield front
+
+
+def _registered(cluster: Cluster) -> list[str]:
+    """Flags with the cluster's registry, and the files with its secrets."""
+    record = json.loads(next((cluster.state / "baton" / "clusters").glob("*.json")).read_text())
+    words = ["--registry", record["registry"], "--registry-password-file", record["registry_password_file"]]
+    return [*words, "--ticket-keys-file", record["ticket_keys_file"]]
+
+
+@contextmanager
 def by_url(*words: str, pairs: int) -> Iterator[Front]:
     """`baton router` with these words, once it has proven so many pairs."""
-    argv = [sys.executable, "-m", "baton", "router", "--json", "--port", "0", "--admin-port", "0", *words]
-    with _started(argv) as front:
+    with _started([sys.executable, "-m", "baton", *ROUTER, *words]) as front:
         within(120, lambda: front.proven(pairs))
         yield front
 
