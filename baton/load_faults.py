@@ -53,7 +53,6 @@ class LoadFaults:
         self._timeline = FaultTimeline(self.actions)
         self._targets: dict[str, Target] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._elapsed_s = 0.0
 
     @staticmethod
     def of(args: argparse.Namespace) -> LoadFaults:
@@ -102,9 +101,8 @@ class LoadFaults:
 
     def tick(self, elapsed_s: float) -> None:
         """Start the actions that are due by now."""
-        self._elapsed_s = elapsed_s
         for action in self._timeline.handle(elapsed_s):
-            task = asyncio.get_running_loop().create_task(self._do(action))
+            task = asyncio.get_running_loop().create_task(self._do(action, elapsed_s))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -113,10 +111,11 @@ class LoadFaults:
         if self._tasks:
             await asyncio.wait(set(self._tasks))
 
-    async def _do(self, action: Action) -> None:
+    async def _do(self, action: Action, elapsed_s: float) -> None:
+        """Do one action, `elapsed_s` seconds after the start of the load."""
         began = asyncio.get_running_loop().time()
         error = await _done(action, self._targets[action.target])
-        done_s = self._elapsed_s + asyncio.get_running_loop().time() - began
+        done_s = elapsed_s + asyncio.get_running_loop().time() - began
         what = f"{action.do} {action.target}"
         self.applied.append(Applied(at_s=action.at_s, done_s=round(done_s, 3), what=what, error=error))
         say(f"{done_s:.1f} s: {what}" + (f" could not be done: {error}" if error else ""))

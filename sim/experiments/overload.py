@@ -43,6 +43,8 @@ SETTLES_S: Final = 5.0
 LONGER: Final = 3
 SLOWER: Final = 2
 LENGTHS: Final = (300, 12_000)
+PARTS_OF_SLOW: Final = ("before", "in flight, and 5 s after", "later")
+"""The requests of a run in which an instance slows down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,10 +182,17 @@ def of_class(result: Result, name: str) -> NDArray[np.bool_]:
 
 
 def around(scenario: Overload, result: Result) -> dict[str, NDArray[np.bool_]]:
-    """Requests that were over before the middle, that were in flight then or came soon after, and that came later."""
-    at_s, end_s = result.columns["at_ns"] / 1e9, result.columns["end_ns"] / 1e9
+    """`split` of a simulated run."""
+    return split(scenario, result.columns["at_ns"] / 1e9, result.columns["end_ns"] / 1e9)
+
+
+def split(scenario: Overload, at_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> dict[str, NDArray[np.bool_]]:
+    """Requests that were over before the middle, that were in flight then or came soon after, and that came later.
+
+    `at_s`, `end_s`: when each was due and when it ended, in seconds since the start of the load.
+    """
     before, later = end_s < scenario.middle_s, at_s >= scenario.middle_s + SETTLES_S
-    return {"before": before, "in flight, and 5 s after": ~before & ~later, "later": later}
+    return dict(zip(PARTS_OF_SLOW, (before, ~before & ~later, later), strict=True))
 
 
 def by_decile(tokens: Sequence[int] | NDArray[Any], met: NDArray[np.bool_]) -> list[float]:

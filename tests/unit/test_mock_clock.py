@@ -142,6 +142,19 @@ def test_late_wakeups_are_counted_and_lose_nothing() -> None:
     assert told["worst_ms"] == told["mean_ms"] == 25.0
 
 
+def test_a_clock_that_is_slowed_under_way_is_not_late_by_that() -> None:
+    """Steps of 10 ms take 20 ms from 1000.025 on: only what the timers are late counts, in real time."""
+    for late_s in (0.0, 0.002):
+        watched = Watched(late_s=late_s)
+        watched.submit()
+        watched.timers.run(until_s=1000.025)
+        watched.clock.set_speed(0.5)
+        watched.timers.run()
+        assert len(watched.tokens) == 5 and watched.tokens[-1][0] > 0.07
+        told = watched.clock.lateness.as_json()
+        assert told["worst_ms"] == told["mean_ms"] == 1000 * late_s
+
+
 def test_questions_are_answered_at_once() -> None:
     watched = Watched()
     watched.submit(max_tokens=100)
