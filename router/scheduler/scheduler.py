@@ -415,7 +415,8 @@ def _with_early(
     fleet: FleetSnapshot, costs: EarlyLegCosts, context: SchedulingContext, effect: Choose, chosen: Chosen, now: float
 ) -> Chosen:
     """The choice of two instances, with the time of an early leg if it is to have one."""
-    _end_trial(context)  # of a second prefill leg: the first one's
+    if context.trial is not None:  # of the first prefill leg, and this is a second one
+        _end_trial(context)
     prefill, decode = chosen.prefill, chosen.decode
     assert prefill is not None and decode is not None
     if not fleet.by_id[decode].instance.early:

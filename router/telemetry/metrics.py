@@ -111,8 +111,7 @@ class RouterMetrics:
         self.registry.register(_Recomputed(self.recomputed))
         self.handoffs_off = _HandoffsOff()
         self.registry.register(self.handoffs_off)
-        self.early_costs = _EarlyCosts()
-        self.registry.register(self.early_costs)
+        self.early_costs = _EarlyCosts(self.registry)
         self._fleet = _FleetGauges(self.registry)
         told = "1 while a controller that sizes the fleet is heard in the registry."
         self._controlled = Gauge("baton_controller_heard", told, registry=self.registry)
@@ -258,8 +257,9 @@ class _HandoffsOff(Collector):
 class _EarlyCosts(Collector):
     """What a router's scheduler has found of early legs and pulls."""
 
-    def __init__(self) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self.costs: EarlyLegCosts | None = None
+        registry.register(self)
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         """What Prometheus reads."""

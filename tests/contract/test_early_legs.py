@@ -286,7 +286,7 @@ async def test_a_router_pulls_where_early_legs_cost_more_and_returns_when_they_d
         told = await router.metrics()
         assert told['baton_early_legs_forgone_total{why="dearer"}'] == 24
         assert told['baton_early_legs_forgone_total{why="compared"}'] == 32
-        extra_s = told['baton_early_leg_extra_seconds{prefill="p0",near="false",queued="false"}']
+        extra_s = told['baton_early_leg_extra_seconds{near="false",prefill="p0",queued="false"}']
         assert extra_s == pytest.approx(0.012)
 
         slow_s[0] = 0.0
