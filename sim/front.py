@@ -126,7 +126,7 @@ class SimulatedRouter:
         source = leg.request.pull
         if source is not None:
             self.scheduler.view.pair_met(f"{source.producer}@{source.transfer.producer_epoch}", leg.at.name)
-        if self.scheduler.remembers:
+        if self.scheduler.remembers or leg.passage.trial is not None:
             self.tell(d.AnswerOpened(leg.passage, self.kernel.now_s))
         if self.scheduler.admission is not None:
             self.tell(d.Roomy())

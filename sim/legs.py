@@ -48,6 +48,7 @@ class SimulatedLegs:
         self._hop_ns: Final = settings.hop_ns
         self._connect_ns: Final = round(settings.connect_s * NS)
         self._pull_front_ns: Final = round(settings.pull_front_ms * 1e6)
+        self._early_slows_ns: Final = round(settings.early_slows_ms * 1e6)
 
     # --- from routers to engines --------------------------------------------------------------------------------------
 
@@ -166,7 +167,13 @@ class SimulatedLegs:
             leg.second_ns = -1
         if effect.preemptions:
             leg.passage.row.flags |= rows.PREEMPTED
-        self._deliver(at, self._kernel.now_ns, _answered, (leg, effect))
+        slowed_ns = self._slowed_ns(leg) if self._early_slows_ns and leg.prefill else 0
+        self._deliver(at, self._kernel.now_ns + slowed_ns, _answered, (leg, effect))
+
+    def _slowed_ns(self, leg: SimulatedLeg) -> int:
+        """The delay of this prefill leg's answer by the early legs that wait for prompts of its instance."""
+        prompts = [leg, *(each for each in leg.at.legs.values() if each.prefill)]
+        return self._early_slows_ns * sum(each.passage.journey.early for each in prompts)
 
     def refused(self, at: SimInstance, effect: ev.RequestRefused) -> None:
         """The engine's own status: 400, as vLLM answers a request that does not fit."""

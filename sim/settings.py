@@ -41,6 +41,10 @@ class SimSettings:
     """Whether engines take early legs, and routers send them (`router.core.early_leg`). Then P's notice takes
     to D as long as its answer takes to the router, and D's server has read the leg by then (`pull_front_ms`). What a
     leg costs D while it waits is not simulated. Off, as in results published before early legs existed."""
+    early_slows_ms: float = 0.0
+    """The time by which each early leg that waits for a prompt of P delays each of P's answers. 0: engines have cores
+    of their own. On shared cores a delay was seen (docs/decisions/0015-early-leg.md), and not taken apart: a
+    parameter."""
     greedy: bool = False
     """Whether requests are repeatable (temperature 0 or a seed), so that `router.core.eligibility` lets a dead stream
     be resumed. Clients' default is not."""

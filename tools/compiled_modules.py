@@ -66,6 +66,7 @@ MODULES = (
     "router.http.uploads",
     "router.predict.answer_lengths",
     "router.predict.chunks",
+    "router.predict.early_cost",
     "router.predict.fitted",
     "router.predict.held_chunks",
     "router.predict.inflight_load",

@@ -245,7 +245,7 @@ def _parts(config: RouterConfig, log: DecisionLog | None, meters: RouterMetrics,
     scheduler, scheduling = scheduler_of(
         log, view, policy, admission=bool(config.classes), foresees=policy in FORESEEING
     )
-    meters.handoffs_off.guard = scheduler.guard
+    meters.handoffs_off.guard, meters.early_costs.costs = scheduler.guard, scheduler.legs.early
     meters.flow.base = view.served.base
     clients = Clients(config.classes, config.tenants, config.tenant_keys)
     scheduler.shares = clients.shares

@@ -3,7 +3,8 @@
 An early leg is read, tokenized and queued at D while P computes, and D begins to read P's blocks as soon as P's engine
 says that they are there: P's HTTP answer, this router and D's HTTP server are out of the way. It has no blocks at D.
 Its price: while the leg waits, a lookup in D's prefix cache at each of D's steps; and if P fails, D's work was for
-nothing. So it is sent when P's answer is expected within `LEAD_S`, and not while P has a queue of unknown length.
+nothing. So it is sent when P's answer is expected within `LEAD_S`, and not while P has a queue of unknown length. Nor
+where it was seen to cost more than a pull (`router.predict.early_cost`).
 
 A leg that comes late, after P has computed, costs no more than one that was sent after P's answer.
 """

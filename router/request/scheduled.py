@@ -138,7 +138,7 @@ class ScheduledRequest:
 
     def opened(self) -> None:
         """The first token of its answer has come from the decoding instance."""
-        if self._parts.scheduler.remembers:
+        if self._parts.scheduler.remembers or self.context.trial is not None:
             now = time.monotonic()
             self._parts.dispatch.scheduling.handle(d.AnswerOpened(self.context, now), now)
         self._look_for_room()

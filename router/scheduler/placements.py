@@ -19,6 +19,7 @@ from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import MIDDLE, OUTPUT_UNKNOWN, SHORT, AnswerLengths, Predictor
 from router.predict.chunks import CHUNK_BYTES
+from router.predict.early_cost import HandOverTrial
 from router.predict.inflight_request import InflightRequest
 from router.predict.transfer_model import ExpectedTransfer
 from router.scheduler.scoring.handoff_guard import Foretold, HandoffGuard
@@ -50,7 +51,7 @@ class SchedulingContext:
 
     __slots__ = (
         "aggregated", "ahead", "begun", "decode", "degraded", "ended", "entered", "expected", "lane", "late", "left",
-        "prefill", "promise", "tpot_ms", "tried", "ttft_ms", "wanted",
+        "prefill", "promise", "tpot_ms", "trial", "tried", "ttft_ms", "wanted",
     )  # fmt: skip
 
     def __init__(self, wanted: Wanted, promise: Promise = NO_PROMISE) -> None:
@@ -78,6 +79,8 @@ class SchedulingContext:
         """The predicted time of its first token from its arrival, at its last choice; 0: no prediction."""
         self.tpot_ms = 0.0
         """The predicted time of each later token."""
+        self.trial: HandOverTrial | None = None
+        """What is to learn when D's own answer begins, until it does."""
         self.degraded = False
         """The request has its class's second promise."""
         self.begun = False

@@ -22,6 +22,7 @@ from router.core.values import Wanted
 from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView
+from router.predict.early_cost import EarlyLegCosts
 from router.predict.inflight_request import InflightRequest
 from router.scheduler.admission import Admission
 from router.scheduler.flow_control.queue import FlowControlQueue
@@ -53,7 +54,9 @@ Calls = tuple[object, ...]
 
 
 class LegCounts:
-    """One router's legs, counted: the places of its answers, and what decides about second prefill legs."""
+    """One router's legs, counted: the places of its answers, and what decides about second prefill legs and early
+    legs.
+    """
 
     def __init__(self, view: FleetView) -> None:
         self._view: Final = view
@@ -63,6 +66,8 @@ class LegCounts:
         """The number of ended legs, by instance."""
         self._second_legs = SECOND_LEGS_SAVED
         """The number of second legs that may be sent now."""
+        self.early: Final = EarlyLegCosts()
+        """What early legs cost against pulls."""
 
     def takes_place(self, instance: InstanceId, tenant: str) -> None:
         """An answer has a place there."""
@@ -88,6 +93,7 @@ class LegCounts:
         """Drop what was counted of instances that have left."""
         for instance in [each for each in self._ended if not self._view.knows(each)]:
             del self._ended[instance]
+        self.early.forget(self._view.knows)
 
     def prefill_leg(self, context: SchedulingContext, prefill: InstanceId, *, second: bool) -> None:
         """The request's prefill leg goes to this instance."""
@@ -179,7 +185,9 @@ class Scheduler:
 
     @property
     def remembers(self) -> bool:
-        """Whether the scheduler needs a request's events between its choice and its end."""
+        """Whether the scheduler needs each request's events between its choice and its end. Without this it needs those
+        of requests with a `trial`: when they are opened.
+        """
         return self.placements is not None
 
     # --- choosing -----------------------------------------------------------------------------------------------------
@@ -227,7 +235,7 @@ class Scheduler:
             if context.aggregated:
                 chosen = replace(chosen, because=f"{chosen.because}; {LOSES}")
             if prefill is not None and not held:
-                chosen = _with_early(fleet, context, chosen, now)
+                chosen = _with_early(fleet, self.legs.early, context, effect, chosen, now)
         return chosen, calls + self.occupy(context, chosen.decode)
 
     def pick(self, wanted: Wanted) -> Chosen:
@@ -286,6 +294,7 @@ class Scheduler:
     def opened(self, context: SchedulingContext, now: float) -> None:
         """The first token of its answer has come from the decoding instance."""
         self._now = max(self._now, now)
+        _end_trial(context, now)
         if self.placements is not None:
             self.placements.opened(context.expected, context.wanted, now)
         self._leave_lane(context)
@@ -303,6 +312,7 @@ class Scheduler:
     ) -> Calls:
         """The request is over; the arguments are those of `events.Finished`."""
         self._now = max(self._now, now)
+        _end_trial(context)
         expected, wanted = context.expected, context.wanted
         if self.placements is not None:
             self.placements.ended(
@@ -312,6 +322,8 @@ class Scheduler:
         return self.occupy(context, None) + self.line.leave(context, placed=False)
 
     def _leave_place(self, context: SchedulingContext, now: float) -> Calls:
+        if context.trial is not None:
+            _end_trial(context)
         if self.placements is not None:
             self.placements.let_go(context.expected, now)
         self._leave_lane(context)
@@ -399,16 +411,35 @@ def _keeps_apart(fleet: FleetSnapshot, effect: Choose, wanted: Wanted, chosen: C
     return decode is not None and not all(fleet.pairing.pairs(each, decode, wanted.model) for each in effect.holders)
 
 
-def _with_early(fleet: FleetSnapshot, context: SchedulingContext, chosen: Chosen, now: float) -> Chosen:
-    """The choice of two instances, with the time of an early leg if it may have one."""
+def _with_early(
+    fleet: FleetSnapshot, costs: EarlyLegCosts, context: SchedulingContext, effect: Choose, chosen: Chosen, now: float
+) -> Chosen:
+    """The choice of two instances, with the time of an early leg if it is to have one."""
+    if context.trial is not None:  # of the first prefill leg, and this is a second one
+        _end_trial(context)
     prefill, decode = chosen.prefill, chosen.decode
     assert prefill is not None and decode is not None
     if not fleet.by_id[decode].instance.early:
         return chosen
-    expected_s = context.wanted.arrived + context.ttft_ms / 1000 - now if context.ttft_ms > 0 else None
-    able = fleet.by_id[prefill].instance.early
-    early_s = early_in_s(able=able, expected_s=expected_s, queued=context.ahead > 0)
-    return chosen if early_s is None else replace(chosen, early_s=early_s)
+    due_s = context.wanted.arrived + context.ttft_ms / 1000 if context.ttft_ms > 0 else None
+    able, queued = fleet.by_id[prefill].instance.early, context.ahead > 0
+    early_s = early_in_s(able=able, expected_s=None if due_s is None else due_s - now, queued=queued)
+    if early_s is None:
+        return chosen
+    near, wanted = fleet.near(*rows_of(fleet, chosen)), context.wanted
+    first = not (effect.excluded or effect.second or context.begun)
+    counts = first and wanted.streamed and not wanted.prefill_only
+    leg = costs.choose(prefill, now if due_s is None else due_s, near=near, queued=queued, counts=counts)
+    context.trial = leg.trial
+    because = f"{chosen.because}; {leg.because}" if leg.because else chosen.because
+    return replace(chosen, because=because, early_s=early_s if leg.early else None)
+
+
+def _end_trial(context: SchedulingContext, now: float | None = None) -> None:
+    """The request's own answer has begun at D, `now`; None: that will not be seen."""
+    trial, context.trial = context.trial, None
+    if trial is not None:
+        trial.over(now)
 
 
 def _asked(scheduler: Scheduler, event: Any) -> Any:

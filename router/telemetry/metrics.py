@@ -13,6 +13,7 @@ from cluster.ids import InstanceId
 from router.fleet.view import FleetView
 from router.http.doors import Doors
 from router.http.uploads import Uploads
+from router.predict.early_cost import EarlyLegCosts
 from router.telemetry.attainment import Attainment
 from router.telemetry.finished import FinishedRequests
 from router.telemetry.flow import RouterFlow
@@ -110,6 +111,7 @@ class RouterMetrics:
         self.registry.register(_Recomputed(self.recomputed))
         self.handoffs_off = _HandoffsOff()
         self.registry.register(self.handoffs_off)
+        self.early_costs = _EarlyCosts(self.registry)
         self._fleet = _FleetGauges(self.registry)
         told = "1 while a controller that sizes the fleet is heard in the registry."
         self._controlled = Gauge("baton_controller_heard", told, registry=self.registry)
@@ -250,6 +252,28 @@ class _HandoffsOff(Collector):
         for name, off in ({} if self.guard is None else self.guard.off()).items():
             family.add_metric((name,), off)
         yield family
+
+
+class _EarlyCosts(Collector):
+    """What a router's scheduler has found of early legs and pulls."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.costs: EarlyLegCosts | None = None
+        registry.register(self)
+
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+        """What Prometheus reads."""
+        costs = self.costs
+        told = "Decode legs that could be early and were sent after P's answer: early legs are dearer, or are compared."
+        forgone = CounterMetricFamily("baton_early_legs_forgone", told, labels=("why",))
+        for why, count in () if costs is None else costs.pulled.items():
+            forgone.add_metric((why,), count)
+        yield forgone
+        told = "How much later D's first token comes with an early leg than with a pull; below 0: sooner."
+        extra = GaugeMetricFamily("baton_early_leg_extra_seconds", told, labels=("prefill", "near", "queued"))
+        for prefill, near, queued, extra_ms in () if costs is None else costs.found():
+            extra.add_metric((prefill, str(near).lower(), str(queued).lower()), extra_ms / 1000.0)
+        yield extra
 
 
 class _ClientGauges(Collector):

@@ -20,6 +20,8 @@ from cluster.instance import Role
 from engine.mock.fleet import MockFleet
 from engine.mock.settings import Ends
 from kvtransfer.early_notes import Ready
+from router.predict import early_cost
+from router.request import scheduled
 
 BODY = {"model": "fake", "prompt": "A small robot found a bright red lantern. " * 20, "max_tokens": 12,
         "temperature": 0, "stream_options": {"include_usage": True}}  # fmt: skip
@@ -228,4 +230,68 @@ async def test_a_client_that_leaves_leaves_nothing() -> None:
         await eventually(lambda: router.mocks.instances["d0"].serving.open_requests == 1, "D has it")
         asking.cancel()
         await eventually(lambda: router.mocks.instances["d0"].serving.open_requests == 0, "D has it no more")
+        await nothing_is_left(router)
+
+
+# --- early legs against pulls ----------------------------------------------------------------------------------------
+
+
+class StandingClock:
+    """The clock that the router's scheduler reads. It moves when it is moved."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+async def sent_early(router: MockedRouter, count: int) -> tuple[int, str]:
+    """Of so many requests, one after the other: the number with an early leg, and why the last one went its way."""
+    short = {**STREAM, "prompt": "A robot.", "max_tokens": 2}
+    before = (await ways(router))[0]
+    for _ in range(count):
+        status, text, headers = await router.ask(short)
+        assert status == 200 and said(text)
+    turns = (await router.explain(headers["X-Baton-Request-Id"]))["turns"]
+    because = next(each["because"] for each in turns if each["turn"] == "choice")
+    return int((await ways(router))[0] - before), because
+
+
+@pytest.mark.interpreted
+async def test_a_router_pulls_where_early_legs_cost_more_and_returns_when_they_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the scheduler's clock the first token of an early leg comes 12 ms later, and later in no time. One request of
+    four is compared, also where one of 32 is in earnest.
+    """
+    clock, slow_s = StandingClock(), [0.012]
+    monkeypatch.setattr(early_cost, "LATER", early_cost.SOON)
+    monkeypatch.setattr(scheduled, "time", clock)
+    async with mocked_router(fleet(), pins=True, early=True) as router:
+        serving: Any = router.mocks.instances["d0"].serving
+        ready = serving._ready
+
+        def slowed(part: Any, told: Ready) -> None:
+            clock.now_s += slow_s[0]
+            ready(part, told)
+
+        monkeypatch.setattr(serving, "_ready", slowed)
+        assert (await sent_early(router, 24))[0] == 24
+        early, because = await sent_early(router, 8)
+        assert early == 0 and because.endswith("; pulls, to compare with early legs")
+        assert (await sent_early(router, 96))[0] == 72
+        early, because = await sent_early(router, 24)
+        assert early == 0 and because.endswith("; pulls: early legs took 12 ms longer here")
+        told = await router.metrics()
+        assert told['baton_early_legs_forgone_total{why="dearer"}'] == 24
+        assert told['baton_early_legs_forgone_total{why="compared"}'] == 32
+        extra_s = told['baton_early_leg_extra_seconds{near="false",prefill="p0",queued="false"}']
+        assert extra_s == pytest.approx(0.012)
+
+        slow_s[0] = 0.0
+        early, because = await sent_early(router, 8)
+        assert early == 8 and because.endswith("; an early leg, to compare with pulls")
+        assert (await sent_early(router, 32))[0] == 8
+        assert (await sent_early(router, 24))[0] == 24, "two runs have found that they are as fast"
         await nothing_is_left(router)

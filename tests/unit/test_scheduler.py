@@ -20,10 +20,10 @@ P, D, D2 = (InstanceId(name) for name in ("p", "d", "d2"))
 ASK = Choose(frozenset(), hand_over=True)
 
 
-def scheduler(*, places: int = 1, pins: bool = False) -> Scheduler:
+def scheduler(*, places: int = 1, pins: bool = False, early: bool = False) -> Scheduler:
     view = FleetView()
     for name, role in ((P, Role.PREFILL), (D, Role.DECODE)):
-        view.add(Instance(id=name, role=role, url=f"http://{name}", pins=pins))
+        view.add(Instance(id=name, role=role, url=f"http://{name}", pins=pins, early=early))
         view.seen(name, ({"id": "m"},), Load())
         view.get(name).credits = 64 if role is Role.PREFILL else places
     return Scheduler(view, POLICIES["least_load"])
@@ -318,3 +318,60 @@ def test_legs_of_instances_that_have_left_are_not_counted_for_ever() -> None:
     assert not here.view.knows(D2)
     here.fleet_changed()
     assert D2 not in here.legs._ended
+
+
+# --- early legs ------------------------------------------------------------------------------------------------------
+
+
+def served(here: Scheduler, count: int, *, early_s: float) -> list[bool]:
+    """So many requests, one after the other; with an early leg D's first token comes after `early_s`, else after 9 ms.
+    Returns for each whether its leg was early.
+    """
+    told = []
+    for number in range(count):
+        one, now = context(), 10.0 + number
+        chosen, _ = here.choose(one, ASK, now)
+        told.append(chosen.early_s is not None)
+        here.opened(one, now + (early_s if told[-1] else 0.009))
+        here.finish(one, now + 0.1)
+    return told
+
+
+def test_legs_that_could_be_early_pull_where_early_ones_have_cost_more() -> None:
+    here = scheduler(early=True)
+    assert served(here, 128, early_s=0.040) == 4 * (24 * [True] + 8 * [False])
+    chosen, _ = here.choose(context(), ASK, 500.0)
+    assert chosen.early_s is None and chosen.because.endswith("; pulls: early legs took 31 ms longer here")
+
+
+def test_legs_stay_early_where_they_have_cost_less() -> None:
+    here = scheduler(early=True)
+    assert served(here, 240, early_s=0.004)[128:] == 112 * [True]
+    chosen, _ = here.choose(context(), ASK, 500.0)
+    assert chosen.early_s == 0.0 and "early" not in chosen.because
+
+
+@pytest.mark.parametrize(
+    ("ask", "streamed", "begun"),
+    [(ASK, False, False), (Choose(frozenset({D2}), hand_over=True), True, False), (ASK, True, True)],
+    ids=["in one piece", "second try", "the client has a token"],
+)
+def test_a_request_that_tells_nothing_goes_the_usual_way(ask: Choose, streamed: bool, begun: bool) -> None:
+    here, one = scheduler(early=True), SchedulingContext(Wanted(model="m", hand_over=True, streamed=streamed))
+    one.begun = begun
+    assert here.choose(one, ask, 0.0)[0].early_s == 0.0 and one.trial is None
+    here.opened(one, 5.0)
+    here.finish(one, 5.0)
+    assert served(here, 32, early_s=0.004) == 24 * [True] + 8 * [False], "it was not counted"
+
+
+def test_a_request_that_is_placed_again_tells_nothing_of_its_first_place() -> None:
+    here, one = scheduler(early=True), context()
+    here.choose(one, ASK, 0.0)
+    first = one.trial
+    here.choose(one, Choose(frozenset({D2}), hand_over=True), 1.0)
+    assert first is not None and one.trial is None
+    here.opened(one, 99.0)
+    here.finish(one, 99.0)
+    assert served(here, 127, early_s=0.004).count(False) == 32, "nothing of it is under way, or no pull would count"
+    assert [each[-1] for each in here.legs.early.found()] == [pytest.approx(-5)]
