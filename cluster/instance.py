@@ -146,6 +146,9 @@ class Instance:
     early: bool = False
     """Whether the engine takes decode legs before their prompt is computed, and tells others when one is
     (`decode.early`)."""
+    dtype: str = ""
+    """The number format in which the engine computes and keeps KV and states, in vLLM's words (``float32``); several
+    with a comma between. Empty: unknown."""
     weights: str = ""
     """Which weights the engine serves; compared for equality only. KV of other weights is useless. Empty: unknown, and
     taken as equal to those of any other instance."""

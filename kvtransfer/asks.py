@@ -2,13 +2,14 @@
 
 One JSON object a line, one object a line in answer::
 
-    {"ask": "metadata"}                                  -> {"engine_id", "epoch", "compatibility", "payloads": [...]}
+    {"ask": "metadata"}                   -> {"engine_id", "epoch", "dtype", "compatibility", "payloads": [...]}
     {"ask": "introduce", "engine_id", "instance", "payloads": [{"rank": 0, "data": BASE64}]}    -> {"ok": true}
     {"ask": "forget", "engine_id"}                       -> {"ok": true}
     {"ask": "release", "transfer_id"}                    -> {"ok": true}
     {"ask": "state"}                                     -> {"holds", "legs", "pulls", "peers", "counts"}
 
-An engine whose KV cache is left to vLLM's own connector answers the first and the last with ``{"left_to_vllm": WHY}``.
+An engine whose KV cache is left to vLLM's own connector answers the first and the last with ``{"left_to_vllm": WHY,
+"dtype"}``.
 A line that cannot be read is answered with ``{"error": WHY}``. `payloads` are what vLLM's own connector hands out on
 its ZMQ port, one for each rank (`stage` is a pipeline stage, 0 where there is only one). A program that knows them can
 read and write the engine's KV memory; every program that may open the socket file may know them.
@@ -30,6 +31,8 @@ RANK: Final = "{rank}"
 """In the path of an agent socket: the number of the data parallel rank. Each rank has an agent socket of its own."""
 LEFT: Final = "left_to_vllm"
 """In an answer: why vLLM's own connector, and not Baton's, hands this engine's KV cache over."""
+DTYPE: Final = "dtype"
+"""In an answer: the number format in which the engine computes and keeps KV and states (`Instance.dtype`)."""
 LINE_BYTES_MAX: Final = 16 << 20
 PAYLOADS_MAX: Final = 512
 """The most ranks that one engine may list."""

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from kvtransfer.asks import LEFT, LINE_BYTES_MAX, Ask, HeldState, Metadata, parse
+from kvtransfer.asks import DTYPE, LEFT, LINE_BYTES_MAX, Ask, HeldState, Metadata, parse
 
 CLIENTS_MAX: Final = 16
 """One agent, the processes of its guards, and one more reader of the state."""
@@ -161,9 +161,9 @@ def _user_of(client: socket.socket) -> int | None:
     return int(user)
 
 
-def left_to_vllm(path: Path, why: str) -> Door | None:
+def left_to_vllm(path: Path, why: str, dtype: str = "") -> Door | None:
     """The agent socket of an engine whose KV cache is handed over by vLLM's own connector: every answer says so, and
-    why.
+    why. `dtype`: the engine's number format.
 
     None: another rank of this engine already serves the socket.
 
@@ -174,7 +174,7 @@ def left_to_vllm(path: Path, why: str) -> Door | None:
 
     def answer(question: Ask) -> dict[str, Any]:
         if isinstance(question, Metadata | HeldState):
-            return {LEFT: why}
+            return {LEFT: why, DTYPE: dtype}
         return {"error": f"vLLM's own connector hands over here: {why}"}
 
     try:

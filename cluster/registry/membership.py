@@ -186,6 +186,8 @@ class Heartbeat:
     """Whether the engine can be told its answer's first token."""
     early: bool = False
     """Whether the engine takes decode legs before their prompt is computed."""
+    dtype: _Text = ""
+    """The number format in which the engine computes and keeps KV and states (`Instance.dtype`). Empty: unknown."""
     shape: dict[str, int] = field(default_factory=dict)
     """Ranks by kind of parallelism: tp, dp, ep, pp."""
     sent_at: float = 0.0
@@ -211,6 +213,7 @@ class Heartbeat:
             epoch=self.epoch,
             pins=self.pins,
             early=self.early,
+            dtype=self.dtype,
             weights=self.weights,
             node=self.node,
             tenants=frozenset(self.tenants),
@@ -268,6 +271,7 @@ def _checked(beat: Heartbeat) -> tuple[Heartbeat | None, str]:
         ("revision", beat.revision),
         ("weights", beat.weights),
         ("node", beat.node),
+        ("dtype", beat.dtype),
     ]
     said = [("demand", text) for each in beat.demand for text in (each.model, *each.tenants)]
     said += [("quarantined", because) for _, _, because, _ in beat.quarantined.values()]

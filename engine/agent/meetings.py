@@ -16,7 +16,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Load, Role
 from cluster.registry.membership import Member, MemberState
 from decode.peers import MET
-from kvtransfer.asks import LEFT, PAYLOADS_MAX
+from kvtransfer.asks import DTYPE, LEFT, PAYLOADS_MAX
 from kvtransfer.early_notes import CHANNEL_STAGE
 
 AGAIN_S, AGAIN_S_MAX = 15.0, 300.0
@@ -84,8 +84,19 @@ def read_engine(told: object) -> EngineEndpoint | None:
 
 def left_in(told: object) -> str:
     """From a socket's answer: why vLLM's own connector hands over the engine's KV cache; empty: Baton's does."""
-    why = told.get(LEFT) if isinstance(told, Mapping) else None
-    return "".join(char if char.isprintable() else "?" for char in why[:TEXT_CHARS_MAX]) if isinstance(why, str) else ""
+    return _text_in(told, LEFT)
+
+
+def dtype_in(told: object) -> str:
+    """From a socket's answer: the engine's number format (`Instance.dtype`); empty: it does not say."""
+    return _text_in(told, DTYPE)
+
+
+def _text_in(told: object, name: str) -> str:
+    text = told.get(name) if isinstance(told, Mapping) else None
+    if not isinstance(text, str):
+        return ""
+    return "".join(char if char.isprintable() else "?" for char in text[:TEXT_CHARS_MAX])
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class InstanceReport:
             tenants=self._config.tenants,
             pins=self._spec.pins,
             early=rank.transfers is not None and rank.transfers.early,
+            dtype="" if rank.transfers is None else rank.transfers.dtype,
             sent_at=time.time(),  # noqa: TID251 - for information only, no decision depends on it
         )
 

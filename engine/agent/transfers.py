@@ -28,6 +28,7 @@ from engine.agent.meetings import (
     EngineEndpoint,
     HandoffReport,
     Meetings,
+    dtype_in,
     left_in,
     peers,
     read_engine,
@@ -109,6 +110,9 @@ class Transfers:
         """The engine's last report of the blocks that come and go."""
         self.early = False
         """Whether the engine takes early legs (`decode.early`)."""
+        self.dtype = ""
+        """The engine's number format (`Instance.dtype`); empty: unknown. A socket that does not answer for a moment
+        changes nothing: to routers, another format is another engine."""
         self.counts = {"introduced": 0, "forgotten": 0, "not_opened": 0, "refused_by_engine": 0}
         self.left = ""
         """Why vLLM's own connector hands over the engine's KV cache; empty: Baton's does."""
@@ -201,6 +205,8 @@ class Transfers:
         else:
             self.meetings.began(ours)
         self.early = ours is not None and ours.early
+        if ours is not None or self.left:
+            self.dtype = dtype_in(answer)
         return ours
 
     # --- this engine, for others ---

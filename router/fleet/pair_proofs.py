@@ -12,6 +12,10 @@ if both instances tokenize a prompt and a chat alike. Where answers differ once,
 prompt and with logprobs. A difference then is no fault if it is a tie that another batch decides differently (`TIE`),
 and if a third prompt shows no fault either.
 
+A P that leaves the prompt's last tokens to D (Mamba hybrids) hands over only where both engines say that they work in
+float32 (`computed_otherwise`). D computes these tokens in a step of its own, and one engine with the rest of the
+prompt. In 16 bits the two round otherwise, and few prompts show it: a proof may pass by chance.
+
 *P's token* is proven if P reports that it has computed the whole prompt, and if the token with which P ends its leg is
 the first one of both of D's answers. Both must also sample the same tokens of a chat with one seed (a request without
 a temperature gets the engine's default). Only then may P's token be sent to a client before D answers, or stand for an
@@ -61,6 +65,10 @@ Chosen, not measured: sums in another order move a bf16 logit of about 10 by som
 another prompt's blocks make another distribution."""
 LOGPROBS: Final = 5
 """The number of candidates asked for where answers differ."""
+
+ROUNDS_ALIKE: Final = "float32"
+"""The number format in which it does not matter whether a token is computed alone or with others (docs/exactness.md,
+"Mamba hybrids in 16 bits")."""
 
 
 TRIES: Final = 3
@@ -232,6 +240,21 @@ def inexact(first: ProofAnswer, held: str, handed: ProofAnswer, alone: ProofAnsw
     if first.ids[0] == handed.ids[0] == alone.ids[0]:
         return ""
     return "P's own token is not D's first"
+
+
+def computed_otherwise(held: str, prefill: str, decode: str) -> str:
+    """Why a pair hands nothing over although its answers may be equal: what P leaves to D may come out otherwise than
+    on one engine. Empty: P leaves nothing, or both work in `ROUNDS_ALIKE`.
+
+    Args:
+        held: why P's token does not count, by P's own answer (`TransferFields.stops_short_of`).
+        prefill: P's number format, by its agent (`Instance.dtype`); empty: unknown.
+        decode: D's.
+    """
+    if not held or prefill == decode == ROUNDS_ALIKE:
+        return ""
+    told = f"P: {prefill or 'unknown'}, D: {decode or 'unknown'}"
+    return f"{held}; D computes what is left in a step of its own, which is exact in {ROUNDS_ALIKE} only ({told})"
 
 
 def other_chat(prefill: Chat, decode: Chat) -> str:

@@ -323,6 +323,7 @@ class _Proof:
         name = TransferId(request, 1, view.get(pair.prefill).instance.epoch)
         stamp = partial(self._engines.tickets.stamp, transfer=name, producer=pair.prefill)
         self._room(pair.decode)
+        formats = [view.get(each).instance.dtype for each in pair.names]
         leg = wire.prefill_body(asked, token_ids=True, transfer=name)
         told = await self._leg(pair.prefill, stamp(leg, pair.prefill))
         try:
@@ -334,7 +335,10 @@ class _Proof:
             return "the prefill instance holds nothing for others"
         held = transfer.stops_short_of(fields)
         first, pulled = pair_proofs.read(told), False
+        apart = pair_proofs.computed_otherwise(held, *formats)
         try:
+            if apart:
+                return apart
             said = await self._answer(pair.decode, stamp(wire.decode_body(asked, transfer.untold()), pair.decode))
             pulled = said.cached_tokens != 0
         finally:

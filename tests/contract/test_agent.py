@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
@@ -34,6 +35,7 @@ from engine.agent.agent import Agent
 from engine.agent.announcer import Announcer
 from engine.agent.config import AgentConfig
 from engine.agent.machine import AgentState
+from engine.agent.meetings import Acquainted
 from engine.vllm.child import EngineChange, EngineProcess
 from engine.vllm.spec import EngineSpec
 from engine.vllm.supervise import EngineState as Process
@@ -319,6 +321,18 @@ async def test_heartbeats_name_the_tenants_that_an_instance_is_reserved_for(star
     stage = await starter.start(tenants=("acme", "b-2"))
     beat = await until_ready(stage)
     assert (beat.tenants, beat.instance.tenants) == (("acme", "b-2"), {"acme", "b-2"})
+
+
+async def test_heartbeats_have_the_number_format_that_the_engine_told(
+    starter: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = await starter.start()
+    assert (await until_ready(stage)).dtype == "", "without an agent socket it is unknown"
+    (rank,) = stage.agent.ranks
+    transfers = SimpleNamespace(shares=False, early=False, dtype="float32", acquainted=Acquainted())
+    with monkeypatch.context() as patched:
+        patched.setattr(rank, "transfers", transfers)
+        assert stage.agent.report.heartbeat(rank).instance.dtype == "float32"
 
 
 async def test_every_start_has_an_epoch_of_its_own(starter: Starter) -> None:

@@ -174,7 +174,8 @@ async def test_a_proof_finds_a_token_that_is_not_the_first(
     fault: str, because: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prover, "EVERY_S", 0.01)
-    async with mocked_router(fleet(start_up_ns=300_000_000), pins=True, proves=True, up=False) as router:
+    slow = fleet(start_up_ns=300_000_000)
+    async with mocked_router(slow, pins=True, proves=True, up=False, dtype="float32") as router:
         await set_fault(router, fault, leg="prefill")
         pair = await proven(router, "passed")
         assert not pair["apart"] and because in pair["unseeded"]
@@ -184,6 +185,24 @@ async def test_a_proof_finds_a_token_that_is_not_the_first(
         assert (await router.ask(BODY))[1]["choices"][0]["text"] == alone
         told = await router.metrics()
         assert (told['baton_handoffs_total{result="ok"}'], told["baton_seeds_total"]) == (2, 0)
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("", "unknown"), ("bfloat16", "bfloat16")])
+async def test_a_last_token_that_d_rounds_otherwise_is_not_handed_over(dtype: str, told: str) -> None:
+    """In 16 bits D's step for the prompt's last token rounds otherwise than one engine's scan (Mamba hybrids): the
+    answers of the proof may be equal, and those of other prompts are not."""
+    slow = fleet(start_up_ns=300_000_000)
+    async with mocked_router(slow, pins=True, proves=True, up=False, dtype=dtype) as router:
+        await set_fault(router, "keep_back", leg="prefill")
+        pair = await proven(router, "failed")
+        because = f"exact in float32 only (P: {told}, D: {told})"
+        assert pair["apart"] and because in pair["last_failure"]
+        alone = await right(router, BODY)
+        assert said((await router.ask(STREAM, x_request_id="whole"))[1]) == alone
+        assert because in json.dumps(await router.explain("whole"))
+        assert (await router.ask(BODY))[1]["choices"][0]["text"] == alone
+        assert (await router.metrics()).get('baton_handoffs_total{result="ok"}', 0) == 0
+        await eventually(lambda: not router.mocks.instances["p"].handoffs.holds(), "the proof's hold is released")
 
 
 async def test_a_pair_with_wrong_answers_gets_no_handover_not_even_before_its_proof() -> None:

@@ -31,7 +31,7 @@ from engine.agent.meetings import (
     with_door,
 )
 from engine.agent.transfers import DoorShut, Transfers, ask_door
-from kvtransfer.asks import LEFT, Forget, Introduce, Metadata, Payload, parse
+from kvtransfer.asks import DTYPE, LEFT, Forget, Introduce, Metadata, Payload, parse
 from kvtransfer.keys import read_fleet
 from kvtransfer.seal import identity_text, read_identity
 
@@ -50,6 +50,7 @@ class FakeDoor:
         self.answer: bytes | None = None
         self.left = ""
         """The reason why vLLM's own connector hands over this engine's KV cache; empty: Baton's connector does."""
+        self.dtype = "bfloat16"
         self.aside: set[str] = set()
         """The producers that this engine has set aside."""
         self.tries = False
@@ -88,10 +89,12 @@ class FakeDoor:
     def _answer(self, ask: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(ask["ask"])
         if self.left:
-            return {LEFT: self.left} if ask["ask"] in {"metadata", "state"} else {"error": self.left}
+            told = {LEFT: self.left, DTYPE: self.dtype}
+            return told if ask["ask"] in {"metadata", "state"} else {"error": self.left}
         match ask["ask"]:
             case "metadata":
-                return {"engine_id": self.engine_id, "epoch": 0, "compatibility": "c", "payloads": self.payloads}
+                told = {"engine_id": self.engine_id, "epoch": 0, DTYPE: self.dtype, "compatibility": "c"}
+                return {**told, "payloads": self.payloads}
             case "state":
                 pulls = {"pulled": 7, "failed": len(self.aside)}
                 peers = {
@@ -384,6 +387,26 @@ async def test_engines_that_are_left_to_vllm_hand_over_to_each_other(fleet, capl
     assert [each for each in said if each.startswith("d0:")] == [
         "d0: its KV cache is handed over by vLLM's own connector: it has more kinds of KV cache than full attention"
     ]
+
+
+@pytest.mark.parametrize("left", ["", "it has more kinds of KV cache than full attention"])
+async def test_an_agent_reads_its_engines_number_format_from_the_socket(fleet, left) -> None:
+    """Whichever connector hands over. A socket without an answer for a moment says nothing new."""
+    p = await fleet.join("p0", Role.PREFILL)
+    assert p.transfers.dtype == ""
+    p.door.left, p.door.dtype = left, "float32"
+    await fleet.settle(1)
+    assert p.transfers.dtype == "float32"
+    p.door.answer = b'{"error": "busy"}\n'
+    await fleet.settle(1)
+    assert p.transfers.dtype == "float32"
+    await p.door.close()
+    await fleet.settle(1)
+    assert p.transfers.dtype == "float32"
+    p.door.answer, p.door.dtype = None, "bfloat16"
+    await p.door.open()
+    await fleet.settle(1)
+    assert p.transfers.dtype == "bfloat16", "an engine that was started again, with other flags"
 
 
 @pytest.mark.parametrize("left", ["p0", "d0"])

@@ -51,12 +51,20 @@ class MockedRouter:
 
 @asynccontextmanager
 async def mocked_router(
-    settings: Sequence[MockSettings], *, pins: bool = False, early: bool = False, up: bool = True, **router: Any
+    settings: Sequence[MockSettings],
+    *,
+    pins: bool = False,
+    early: bool = False,
+    dtype: str = "",
+    up: bool = True,
+    **router: Any,
 ) -> AsyncIterator[MockedRouter]:
-    """A router that has seen every mock up and reports that it is ready. `up` False: do not wait for that."""
+    """A router that has seen every mock up and reports that it is ready. `up` False: do not wait for that. `dtype`: the
+    number format that the mocks' agents would announce.
+    """
     async with MockFleet(list(settings)) as mocks, aiohttp.ClientSession() as client:
         instances = tuple(
-            Instance(id=InstanceId(name), role=each.settings.role, url=each.url, pins=pins, early=early)
+            Instance(id=InstanceId(name), role=each.settings.role, url=each.url, pins=pins, early=early, dtype=dtype)
             for name, each in mocks.instances.items()
         )
         config = RouterConfig(instances=instances, port=0, admin_port=0, drain_s=1.0, **hands_over(router))

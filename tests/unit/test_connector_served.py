@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.vllm.connector.served import left_to_vllm, rank_in, refused
+from engine.vllm.connector.served import left_to_vllm, number_format, rank_in, refused
 
 ONE_DOOR = {"door": "/run/p/door"}
 
@@ -76,6 +76,41 @@ def test_a_rank_with_an_agent_socket_of_its_own_is_served(rank: int | None, aske
 def test_kinds_of_cache_and_of_memory_that_are_left_to_vllm() -> None:
     assert "kinds of KV cache" in (left(config(), full=False) or "")
     assert "host memory" in (left(config(buffer="cpu"), device="cuda") or "")
+
+
+def cache(*specs: dict[str, Any]) -> Any:
+    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=SimpleNamespace(**spec)) for spec in specs])
+
+
+def in_type(dtype: str, quantization: str | None = None) -> Any:
+    return SimpleNamespace(model_config=SimpleNamespace(dtype=f"torch.{dtype}", quantization=quantization))
+
+
+ATTENTION, STATES = {"dtype": "torch.float32"}, {"dtypes": ("torch.float32", "torch.float32")}
+
+
+@pytest.mark.parametrize(
+    ("model", "specs", "said"),
+    [
+        (in_type("float32"), (ATTENTION, STATES), "float32"),
+        (in_type("bfloat16"), ({"dtype": "torch.bfloat16"}, {"dtypes": ("torch.bfloat16",) * 2}), "bfloat16"),
+        # What a model's own configuration may say of its states, whatever `--dtype` says.
+        (in_type("float32"), (ATTENTION, {"dtypes": ("torch.float32", "torch.bfloat16")}), "bfloat16, float32"),
+        (in_type("bfloat16"), (STATES,), "bfloat16, float32"),
+        (in_type("float32"), ({"dtype": "torch.uint8"}, STATES), "float32, uint8"),
+        (in_type("float32", "fp8"), (ATTENTION, STATES), "float32, fp8"),
+        (in_type("float32"), ({},), "float32, unknown"),
+    ],
+)
+def test_the_number_format_names_all_that_a_token_is_rounded_to(model: Any, specs: Any, said: str) -> None:
+    assert number_format(model, cache(*specs), device="cpu") == said
+    layers = {str(number): SimpleNamespace(**spec) for number, spec in enumerate(specs)}
+    assert number_format(model, cache({"kv_cache_specs": layers}), device="cpu") == said, "one group of several kinds"
+
+
+def test_products_in_float32_are_rounded_on_gpus() -> None:
+    assert number_format(in_type("float32"), cache(ATTENTION, STATES), device="cuda") == "float32, tf32"
+    assert number_format(in_type("bfloat16"), cache({"dtype": "torch.bfloat16"}), device="cuda") == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,12 @@ def test_the_socket_of_an_engine_that_runs_is_not_taken_over(engine: Engine) -> 
 
 def test_an_engine_that_is_left_to_vllm_says_so_at_its_socket(tmp_path: Path) -> None:
     path = tmp_path / "p" / "door"
-    one = d.left_to_vllm(path, "data parallelism")
+    one = d.left_to_vllm(path, "data parallelism", "bfloat16")
     assert one is not None
     try:
         assert d.left_to_vllm(path, "data parallelism") is None, "the engine's other ranks would give the same answer"
         for asked in ({"ask": "metadata"}, {"ask": "state"}):
-            assert d.ask(path, asked) == {"left_to_vllm": "data parallelism"}
+            assert d.ask(path, asked) == {"left_to_vllm": "data parallelism", "dtype": "bfloat16"}
         refusal = d.ask(path, {"ask": "release", "transfer_id": "r-1/1/1"})
         assert set(refusal) == {"error"} and "data parallelism" in refusal["error"]
     finally:

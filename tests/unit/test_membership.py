@@ -273,6 +273,7 @@ WHOLE = beat(
     revision="4f2a",
     weights="org/tiny@77b0",
     node="9c",
+    dtype="bfloat16, float32",
     tenants=("acme", "b-2"),
     shape={"tp": 2, "dp": 1},
     sent_at=1.7e9,
@@ -281,6 +282,12 @@ WHOLE = beat(
 
 def test_codec_round_trip() -> None:
     assert decode(encode(WHOLE)) == (WHOLE, "")
+
+
+def test_an_instance_has_the_number_format_that_its_agent_announces() -> None:
+    assert WHOLE.instance.dtype == "bfloat16, float32" and beat().instance.dtype == "", "empty: unknown"
+    data = {**json.loads(encode(WHOLE)), "dtype": "float32\x1b[2J"}
+    assert decode(json.dumps(data).encode()) == (None, "control characters in `dtype`")
 
 
 def test_fields_of_a_newer_version_are_ignored() -> None:

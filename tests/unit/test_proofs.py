@@ -22,6 +22,7 @@ from router.fleet.pair_proofs import (
     PairProofs,
     ProofAnswer,
     chat_read,
+    computed_otherwise,
     fault,
     inexact,
     other_chat,
@@ -382,6 +383,15 @@ def test_whether_ps_token_is_ds_first_token() -> None:
         assert "do not name" in inexact(first, "", other, alone)
     assert inexact(ProofAnswer("a", 0, ids=(5,)), "", ProofAnswer("xb", 96, ids=(4, 6)), alone)
     assert inexact(ProofAnswer("a", 0, ids=(5,)), "", handed, ProofAnswer("xb", 0, ids=(4, 6)))
+
+
+@pytest.mark.parametrize(("p", "d"), [("", ""), ("float32", ""), ("", "float32"), ("bfloat16", "float32"),
+                                      ("bfloat16", "bfloat16"), ("float32, tf32", "float32, tf32")])  # fmt: skip
+def test_what_p_leaves_to_d_is_handed_over_in_float32_only(p: str, d: str) -> None:
+    because = computed_otherwise("P holds 6 of 7", p, d)
+    assert because.startswith("P holds 6 of 7; ") and f"(P: {p or 'unknown'}, D: {d or 'unknown'})" in because
+    assert computed_otherwise("P holds 6 of 7", "float32", "float32") == ""
+    assert computed_otherwise("", p, d) == "", "a P that computes the whole prompt leaves nothing to round"
 
 
 def test_how_chats_are_read_and_answered() -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from decode.peers import PEERS_MAX, ProducerPeers
 from decode.pulls import Pulls
-from kvtransfer.asks import Ask, HeldState, Introduce, Metadata, Payload
+from kvtransfer.asks import DTYPE, Ask, HeldState, Introduce, Metadata, Payload
 from kvtransfer.door import Door
 from prefill.holds import Holds
 
@@ -31,17 +31,18 @@ class AgentSocket:
         path: str | None,
         engine_id: str,
         epoch: int,
+        dtype: str,
         peers: ProducerPeers,
         *,
         state: Callable[[], dict[str, Any]],
         wake: Callable[[], None],
     ) -> None:
-        """`path`: where it opens; None: nowhere. `engine_id` and `epoch`: of the engine, told to agents. `peers` are
-        read, `state` gives the answer to `HeldState`, and `wake` is called when something waits for a step. All three
-        on a thread of the socket.
+        """`path`: where it opens; None: nowhere. `engine_id`, `epoch` and `dtype` (its number format): of the
+        engine, told to agents. `peers` are read, `state` gives the answer to `HeldState`, and `wake` is called when
+        something waits for a step. All three on a thread of the socket.
         """
         self._path: Final = path
-        self._about: Final[dict[str, Any]] = {"engine_id": engine_id, "epoch": epoch}
+        self._about: Final[dict[str, Any]] = {"engine_id": engine_id, "epoch": epoch, DTYPE: dtype}
         self._peers: Final = peers
         self._state: Final = state
         self._wake: Final = wake

@@ -93,7 +93,9 @@ class BatonConnector(stock.NixlPullConnector):  # type: ignore[misc]
         elif role == KVConnectorRole.SCHEDULER:
             logger.warning("This engine's KV cache is handed over by vLLM's own connector: %s.", why)
             door = vllm_config.kv_transfer_config.get_from_extra_config("door", None)
-            self._door = None if door is None else left_to_vllm(Path(door_of(door, served.rank_in(vllm_config))), why)
+            dtype = served.number_format(vllm_config, kv_cache_config, device=current_platform.device_type)
+            path = None if door is None else Path(door_of(door, served.rank_in(vllm_config)))
+            self._door = None if path is None else left_to_vllm(path, why, dtype)
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = scheduler(vllm_config, self.engine_id, kv_cache_config)
         else:

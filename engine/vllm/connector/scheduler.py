@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import NixlPullConnectorScheduler
+from vllm.platforms import current_platform
 
 from cluster.wire import ADAPTER, FIRST_TOKEN, TRANSFER
 from decode.peers import ProducerPeers
@@ -26,7 +27,7 @@ from engine.vllm.connector.cached import SourceLegs, is_source, only_whole_block
 from engine.vllm.connector.early import EarlyHandoffs, reads_parts
 from engine.vllm.connector.idling import Idling
 from engine.vllm.connector.metadata import BatonMetadata, ExpectedHold, WorkerReport
-from engine.vllm.connector.served import rank_in, reads_peers
+from engine.vllm.connector.served import number_format, rank_in, reads_peers
 from engine.vllm.connector.vouched import VouchedPrompts
 from engine.vllm.weights import adapter_marks, adapter_of
 from kvtransfer.asks import door_of
@@ -59,6 +60,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             None if door is None else door_of(door, rank_in(vllm_config)),
             self.engine_id,
             int(options.get("epoch", 0)),
+            number_format(vllm_config, kv_cache_config, device=current_platform.device_type),
             self._pulls.peers,
             state=self._state,
             wake=self._idling.wake,

@@ -20,6 +20,11 @@ CONTEXT: Final = "context parallelism"
 SLEEP: Final = "sleep mode"
 """Why `auto` does not choose Baton's connector, which would refuse to start (`refused`)."""
 
+ROUNDED: Final = "tf32"
+"""The format to which a GPU rounds the factors of float32 products (10 bits of mantissa) in the scan of a Mamba layer:
+``tl.dot`` without `input_precision` in ``model_executor/layers/mamba/ops/ssd_*.py``. The kernel of a single step does
+not."""
+
 _RANK: Final = re.compile(r"_dp\d+\Z")
 """The end of an engine's id in each data-parallel rank; a dense model's rank sees `data_parallel_size` 1."""
 
@@ -48,6 +53,36 @@ def left_to_vllm(config: Any, *, full_attention: bool, device: str) -> str | Non
     if device != "cpu" and transfer.kv_buffer_device == "cpu":
         return "a KV buffer in host memory"
     return None
+
+
+def number_format(config: Any, kv_cache: Any, *, device: str) -> str:
+    """The number formats in which the engine computes and keeps KV and states, in order, with a comma between
+    (`cluster.instance.Instance.dtype`).
+
+    vLLM has settled them by now: its own choice for the model, and what the model's configuration says of states.
+
+    Args:
+        config: as in `left_to_vllm`.
+        kv_cache: vLLM's `KVCacheConfig`, with the layout of each kind of cache.
+        device: as in `left_to_vllm`.
+    """
+    found = {str(config.model_config.dtype).removeprefix("torch.")}
+    for group in kv_cache.kv_cache_groups:
+        found |= _kept_in(group.kv_cache_spec)
+    if config.model_config.quantization is not None:
+        found.add(str(config.model_config.quantization))
+    if device != "cpu" and "float32" in found:
+        found.add(ROUNDED)
+    return ", ".join(sorted(found))
+
+
+def _kept_in(spec: Any) -> set[str]:
+    """The number formats of one `KVCacheSpec`: of an attention layer's KV, of a Mamba layer's states, or of several."""
+    parts = getattr(spec, "kv_cache_specs", None)  # `UniformTypeKVCacheSpecs`: by layer
+    if parts is not None:
+        return set().union(*map(_kept_in, parts.values()))
+    kept = getattr(spec, "dtypes", None) or (getattr(spec, "dtype", "unknown"),)
+    return {str(each).removeprefix("torch.") for each in kept}
 
 
 def reads_peers(transfer: Any) -> bool:
