@@ -194,10 +194,8 @@ class _Below:
 
     def fit(self) -> tuple[float, float]:
         """The floor and the reading of one cached token, in ms; each in turn with the other as found before."""
-        floor = self._floor(0.0)
-        if not self.cached.any():
-            return floor, 0.0
-        for _ in range(ROUNDS):
+        floor, per_cached = self._floor(0.0), 0.0
+        for _ in range(ROUNDS if self.cached.any() else 0):
             per_cached = self._per_cached(floor)
             floor = self._floor(per_cached)
         return floor, per_cached
