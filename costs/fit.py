@@ -32,6 +32,10 @@ EXACT = 1e-12
 """A squared error that is only rounding: no bend is looked for."""
 
 
+ROUNDS = 12
+"""How often the floor and the reading of prefixes are fitted in turn: the last time changes neither in five digits."""
+
+
 TINY = 1e-100
 """Smaller than any column of measurements; its square would underflow."""
 
@@ -42,6 +46,8 @@ class PrefillRow(NamedTuple):
     new_tokens: float
     area: float
     ms: float
+    longest_cached: float = 0.0
+    """Tokens cached before the chunk; of several prompts in the step, of the one with the most."""
 
 
 class DecodeRow(NamedTuple):
@@ -79,6 +85,8 @@ class PrefillFit:
     start_ms: float
     token_ms: float
     area_ms: float
+    cached_ms: float
+    """`StepCost.cached_ms`; 0 without chunks below the knee that have a cached prefix."""
     error: FitError
     small_error: FitError
 
@@ -135,7 +143,7 @@ def error_of(predicted: Array, measured: Array) -> FitError:
 def fit_prefill(
     rows: Sequence[PrefillRow], *, floor_ms: float, experts_ms: float = 0.0, miss: float = 1.0
 ) -> PrefillFit:
-    """Fit prefill's line to the rows at and beyond the knee, then the floor to the rows below it.
+    """Fit prefill's line to the rows at and beyond the knee, then the floor and the reading of prefixes to the rest.
 
     Args:
         rows: measured prefill steps.
@@ -144,33 +152,63 @@ def fit_prefill(
         miss: probability that one token does not visit a given expert; 1 for a dense model.
     """
     table = np.array(rows, dtype=np.float64)
-    tokens, area, measured = table.T
+    tokens, area, measured, _ = table.T
     large = tokens >= KNEE_TOKENS
     assert large.sum() >= 3, "three coefficients need three rows beyond the knee"
     columns = np.stack([np.ones(len(rows)), tokens, area], axis=1)
     # The line's start is an extrapolation, never a time of its own: at few tokens the floor holds instead.
     start, token, per_area = fit_columns(columns[large], measured[large], free=[0])
     predicted = columns @ np.array([start, token, per_area])
-    knee = start + token * KNEE_TOKENS
-    small = ~large
+    small, per_cached = ~large, 0.0
     if small.any():
-        attention, read = per_area * area[small], experts_ms * (1 - miss ** tokens[small])
-
-        def below(floor: float) -> Array:
-            top = max(knee, floor + experts_ms)
-            square = (floor + read) ** 2 + (top**2 - (floor + experts_ms) ** 2) * (tokens[small] / KNEE_TOKENS) ** 2
-            return np.asarray(np.sqrt(square) + attention)
-
-        floor_ms = _least(lambda floor: float((((below(floor) / measured[small]) - 1) ** 2).sum()), 0.0, knee)
-        predicted[small] = below(floor_ms)
+        below = _Below(table[small], (start, token, per_area), experts_ms, miss)
+        floor_ms, per_cached = below.fit()
+        predicted[small] = below.predicted(floor_ms, per_cached)
     return PrefillFit(
         floor_ms=floor_ms,
         start_ms=float(start),
         token_ms=float(token),
         area_ms=float(per_area),
+        cached_ms=float(per_cached),
         error=error_of(predicted[large], measured[large]),
         small_error=error_of(predicted[small], measured[small]),
     )
+
+
+class _Below:
+    """Rows below the knee, whose line is fitted already: a floor and the reading of cached prefixes are left."""
+
+    def __init__(self, table: Array, line: tuple[float, float, float], experts_ms: float, miss: float) -> None:
+        start, token, self.per_area = line
+        tokens, area, self.measured, self.cached = table.T
+        self.knee = start + token * KNEE_TOKENS
+        self.part = (tokens / KNEE_TOKENS) ** 2
+        self.arithmetic = self.per_area * area
+        self.experts, self.read = experts_ms, experts_ms * (1 - miss**tokens)
+
+    def predicted(self, floor: float, per_cached: float) -> Array:
+        """Milliseconds of each row."""
+        top = max(self.knee, floor + self.experts)
+        square = (floor + self.read) ** 2 + (top**2 - (floor + self.experts) ** 2) * self.part
+        return np.asarray(np.sqrt(square) + np.maximum(self.arithmetic, per_cached * self.cached))
+
+    def fit(self) -> tuple[float, float]:
+        """The floor and the reading of one cached token, in ms; each in turn with the other as found before."""
+        floor, per_cached = self._floor(0.0), 0.0
+        for _ in range(ROUNDS if self.cached.any() else 0):
+            per_cached = self._per_cached(floor)
+            floor = self._floor(per_cached)
+        return floor, per_cached
+
+    def _floor(self, per_cached: float) -> float:
+        return _least(lambda floor: self._loss(floor, per_cached), 0.0, self.knee)
+
+    def _per_cached(self, floor: float) -> float:
+        """At the knee arithmetic takes longer than reading: rows beyond it are fitted without this term."""
+        return _least(lambda each: self._loss(floor, each), 0.0, 2 * self.per_area * KNEE_TOKENS)
+
+    def _loss(self, floor: float, per_cached: float) -> float:
+        return float((((self.predicted(floor, per_cached) / self.measured) - 1) ** 2).sum())
 
 
 def _least(loss: Callable[[float], float], low: float, high: float) -> float:

@@ -142,7 +142,7 @@ EFFICIENCY = {
         link=0.71,
         layer_ms=0.043,
         hop_ms=0.0013,
-        mixed_context=2.32,
+        mixed_context=2.31,
     ),
     "RTX-PRO-6000": Efficiency(
         compute=0.81,

@@ -51,6 +51,7 @@ class Ticks:
     decode: int
     context: int
     request: int
+    cached: int
     crowd: int
     crowd_start: int
     """Where the bend's line crosses zero: crowd × crowd_from."""
@@ -73,6 +74,7 @@ class Ticks:
             decode=ticks(cost.decode_ms),
             context=ticks(cost.context_ms),
             request=ticks(cost.request_ms),
+            cached=ticks(cost.cached_ms),
             crowd=ticks(cost.crowd_ms),
             crowd_start=ticks(cost.crowd_ms * cost.crowd_from),
             experts=ticks(cost.experts_ms),
@@ -83,7 +85,7 @@ class Ticks:
         """The time of one step; 0 without work, at least 1 otherwise."""
         if not work.new_tokens and not work.batch:
             return 0
-        attention = self.area * work.area + self.context * work.sum_context
+        attention = max(self.area * work.area, self.cached * work.longest_cached) + self.context * work.sum_context
         return max(1, (self._matrices(work.new_tokens, work.batch) + attention) >> SHIFT)
 
     def decode_step_ns(self, batch: int, sum_context: int) -> int:

@@ -92,6 +92,9 @@ class Energy:
 
 
 def _area(costs: Costs, work: StepWork, step_ms: float) -> int:
-    """Σ(L² − p²) of a step from its known time: a run reports how many tokens it computes, not after how many."""
+    """Σ(L² − p²) of a step from its known time: a run reports how many tokens it computes, not after how many.
+
+    Time in which a short chunk reads its long prefix (`StepCost.cached_ms`) counts as arithmetic: an upper bound.
+    """
     per_area = costs.by_kind.of(kind_of(work)).area_ms
     return max(0, round((step_ms - costs.step_ms(work)) / per_area)) if per_area > 0 else 0

@@ -46,7 +46,7 @@ from costs.profile import (
 )
 from costs.roofline import PCIE_GB_S, TYPICAL, Efficiency, peaks
 from costs.shape import Spans
-from costs.step import KNEE_TOKENS, StepWork, decoding, prompt
+from costs.step import StepWork, decoding, prompt
 
 Row = dict[str, str]
 
@@ -107,7 +107,7 @@ def fit_in_memory(rows: Sequence[Row], model: ModelShape, gpu: Gpu, tp: int) -> 
 def prefill_row(row: Row) -> PrefillRow:
     """`ctx` is a prompt's whole length, `prefix` what of it was cached."""
     batch, length, cached = int(row["batch"]), int(row["ctx"]), int(row["prefix"])
-    return PrefillRow(batch * (length - cached), batch * (length**2 - cached**2), float(row["ms"]))
+    return PrefillRow(batch * (length - cached), batch * (length**2 - cached**2), float(row["ms"]), cached)
 
 
 def decode_row(row: Row) -> DecodeRow:
@@ -283,7 +283,7 @@ class Layers:
 
 
 def is_mixed(key: tuple[int, int, int, int]) -> bool:
-    """Whether a row of the attention table is of a step that the mixed form covers."""
+    """Whether the mixed form is fitted to a row of the attention table."""
     chunk, cached, batch, _ = key
     return chunk > 0 and batch > 0 and cached <= CACHED_MAX and chunk + batch <= STEP_TOKENS_MAX
 
@@ -308,8 +308,8 @@ def between(column: tuple[list[int], list[float]], size: int) -> float:
 
 
 CACHED_MAX = 1024
-"""Short chunks after a longer cached prefix are not covered by the form (docs/costs.md, not modelled): one prompt's
-attention walks its context in sequence. Such rows would only raise the floor of all others, and are left out."""
+"""Mixed steps with a longer prefix before the chunk are not fitted: they show how well the form meets other steps
+(docs/costs.md)."""
 
 STEP_TOKENS_MAX = 2048
 """``max_num_batched_tokens`` of the engine that was measured: larger steps it never made."""
@@ -335,9 +335,9 @@ def llmservingsim(data: Path) -> dict[str, Any]:
         keys = [key for key in sorted(layers.attention) if key[1] + key[2] * key[3] <= room]
         decodes = [DecodeRow(key[2], key[2] * key[3], layers.step_ms(key)) for key in keys if key[2] and not key[0]]
         prefills = [
-            PrefillRow(chunk, prompt(chunk, cached).area, layers.step_ms((chunk, cached, batch, context)))
+            PrefillRow(chunk, prompt(chunk, cached).area, layers.step_ms((chunk, cached, batch, context)), cached)
             for chunk, cached, batch, context in keys
-            if chunk and not batch and (chunk >= KNEE_TOKENS or cached <= CACHED_MAX)
+            if chunk and not batch
         ]
         mixed = [MixedRow(mixed_work(key), layers.step_ms(key)) for key in keys if is_mixed(key)]
         fits.append(fit_profile(origin, model, gpu, 1, prefills, decodes, mixed=mixed))
@@ -465,7 +465,7 @@ def fits_table(profiles: Sequence[Profile]) -> str:
         numbers = (
             f"{cost.floor_ms:.1f}, {cost.start_ms:.1f}",
             f"{cost.token_ms * 1e3:.2f}",
-            f"{cost.area_ms * 1e6:.3f}",
+            f"{cost.area_ms * 1e6:.3f}" + (f" (≥ {cost.cached_ms * 1e6:.0f} ns/cached)" if cost.cached_ms else ""),
             f"{cost.decode_ms:.2f}",
             per_context,
             per_request,

@@ -66,6 +66,8 @@ class Batch:
     """Computed tokens of prompts."""
     area: int = 0
     """Token pairs of prompts (`costs.step.StepWork`)."""
+    longest_cached: int = 0
+    """Tokens that the prompt with the longest prefix had before this step."""
     pulls: tuple[PullOrder, ...] = ()
     full_hits: tuple[HoldSource, ...] = ()
     """Holds that need not be pulled: this engine has all of their tokens."""
@@ -92,7 +94,7 @@ class Batch:
 
     def decide(self, crew_size: int, crew_context: int, changes: int) -> None:
         """The batch is complete: sum up the work of its entries and of the crew (its members, their context tokens)."""
-        decodes, context, new, area = crew_size, crew_context, 0, 0
+        decodes, context, new, area, longest = crew_size, crew_context, 0, 0, 0
         for entry in self.entries.values():
             start, count = entry.start, entry.count
             if count == 1:
@@ -101,5 +103,7 @@ class Batch:
             else:
                 new += count
                 area += count * (count + 2 * start)
+                longest = max(longest, start)
+        self.longest_cached = longest
         self.decodes, self.sum_context, self.new_tokens, self.area = decodes, context, new, area
         self.changes = changes

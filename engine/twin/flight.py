@@ -22,6 +22,7 @@ class Flight:
     """The context tokens of the first step."""
     new_tokens: int
     area: int
+    longest_cached: int
     steps: int
     done: int = 0
     end_ns: int = field(init=False)
@@ -30,13 +31,20 @@ class Flight:
     @classmethod
     def of(cls, batch: Batch, costs: StepCosts, number: int, start_ns: int, steps: int) -> Flight:
         """The steps that begin with this batch."""
-        return cls(costs, number, start_ns, batch.decodes, batch.sum_context, batch.new_tokens, batch.area, steps)
+        prompts = batch.new_tokens, batch.area, batch.longest_cached
+        return cls(costs, number, start_ns, batch.decodes, batch.sum_context, *prompts, steps)
 
     def __post_init__(self) -> None:
         if not self.new_tokens:
             self.end_ns = self.start_ns + self.costs.decode_run_ns(self.batch, self.sum_context, self.steps)
             return
-        work = StepWork(new_tokens=self.new_tokens, area=self.area, batch=self.batch, sum_context=self.sum_context)
+        work = StepWork(
+            new_tokens=self.new_tokens,
+            area=self.area,
+            batch=self.batch,
+            sum_context=self.sum_context,
+            longest_cached=self.longest_cached,
+        )
         self.end_ns = self.start_ns + max(1, self.costs.step_ns(work))
 
     def cut(self, steps: int) -> None:

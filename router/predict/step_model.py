@@ -79,7 +79,18 @@ class Make:
         full, last = divmod(tokens, budget)
         cost = self.prefill
         ms = full * cost.matrices_ms(budget) + (cost.matrices_ms(last) if last else 0.0)
-        return ms + cost.area_ms * tokens * (tokens + 2.0 * cached_tokens)
+        return ms + cost.area_ms * tokens * (tokens + 2.0 * cached_tokens) + self._reading_ms(tokens, cached_tokens)
+
+    def _reading_ms(self, tokens: int, cached_tokens: float) -> float:
+        """How much longer the steps of a prompt take because each reads the prompt's earlier tokens in sequence."""
+        cost, budget = self.prefill, min(self.budget_tokens, tokens)
+        if not cost.cached_ms:
+            return 0.0
+        full, last = divmod(tokens, budget)
+        ms = cost.beyond_area_ms(last, cached_tokens + full * budget) if last else 0.0
+        if cost.cached_ms > 2.0 * cost.area_ms * budget:  # else arithmetic takes longer in every full step
+            ms += sum(cost.beyond_area_ms(budget, cached_tokens + at * budget) for at in range(full))
+        return ms
 
     def steps(self, new_tokens: float) -> float:
         """The number of steps that a prompt takes part in."""

@@ -81,9 +81,8 @@ class Serial:
         """Nanoseconds of a prompt step, and of a decode step after it."""
         if not (work.batch and work.new_tokens):
             return self.costs.step_ns(work)
-        return self.costs.step_ns(StepWork(new_tokens=work.new_tokens, area=work.area)) + self.costs.decode_step_ns(
-            work.batch, work.sum_context
-        )
+        prompts = replace(work, batch=0, sum_context=0)
+        return self.costs.step_ns(prompts) + self.costs.decode_step_ns(work.batch, work.sum_context)
 
     def decode_run_ns(self, batch: int, sum_context: int, steps: int) -> int:
         """As of `costs`."""

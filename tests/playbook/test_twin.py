@@ -1,10 +1,11 @@
 """The twin as readable scripts: what came in, and what one vLLM engine did about it."""
 
 import pytest
-from support.twin import MS, World, ask, elsewhere, hold_id, life, right_tokens, text
+from support.twin import MS, Linear, World, ask, elsewhere, hold_id, life, right_tokens, text
 
 from cluster.ids import InstanceId, RequestId
 from cluster.instance import Load, Role
+from costs.step import StepWork
 from engine.twin import events as ev
 from engine.twin.config import Policy, TwinConfig, Version
 from engine.twin.tokens import Segment, answer_key
@@ -50,6 +51,34 @@ def test_a_prompt_is_computed_in_chunks_beside_requests_that_decode() -> None:
     world.play()
     rows = [row[1:] for row in world.records["e"].steps(world.costs)]
     assert rows[:3] == [(0, 0, 4), (1, 5, 15), (1, 6, 5)]
+
+
+class Noted(Linear):
+    """The same costs; notes the work of each step with prompts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.works: list[StepWork] = []
+
+    def step_ns(self, work: StepWork) -> int:
+        self.works.append(work)
+        return super().step_ns(work)
+
+
+def test_a_step_says_its_longest_prefix() -> None:
+    """Of the chunks of prompts: the context of requests that decode beside them is another number."""
+    costs = Noted()
+    world = alone(change(SMALL, num_blocks=40), costs=costs)
+    world.send(0, "e", ev.Submit(ask("a", text((1, 20)), 9)))  # chunks of 16 and 4 tokens
+    world.send(1, "e", ev.Submit(ask("b", text((2, 30)), 2)))  # 12 beside the 4, then 15 beside the first request, 3
+    world.play()
+    assert [(work.new_tokens, work.longest_cached, work.batch) for work in costs.works] == [
+        (16, 0, 0),
+        (16, 16, 0),
+        (15, 12, 1),
+        (3, 27, 1),
+    ]
+    assert [work.area for work in costs.works] == [16**2, 4 * 36 + 12**2, 15 * 39, 3 * 57]
 
 
 def test_an_arrival_cuts_a_run_at_the_end_of_its_step() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -38,6 +40,8 @@ COSTS = st.builds(
     experts_ms=st.sampled_from([0.0, 0.0, 1.0, 40.0]),
     expert_miss=st.floats(0, 1),
 )
+READING = st.builds(lambda cost, cached_ms: replace(cost, cached_ms=cached_ms), COSTS, st.floats(0, 5e-3))
+"""Costs that charge the reading of a chunk's prefix."""
 FITTED = st.sampled_from([profile.cost for profile in shipped.profiles()])
 NEW, CACHED = st.integers(0, 40_000), st.integers(0, 100_000)
 BATCH, CONTEXT = st.integers(0, 1024), st.integers(0, 8_000_000)
@@ -52,13 +56,13 @@ def work(new: int, cached: int, batch: int, context: int) -> StepWork:
 # -- more work never takes less time --
 
 
-@given(COSTS | FITTED, NEW, CACHED, BATCH, CONTEXT, st.integers(1, 3000))
+@given(COSTS | READING | FITTED, NEW, CACHED, BATCH, CONTEXT, st.integers(1, 3000))
 def test_time_grows_with_tokens(cost: StepCost, new: int, cached: int, batch: int, context: int, more: int) -> None:
     before, after = work(new, cached, batch, context), work(new + more, cached, batch, context)
     assert cost.step_ms(after) >= cost.step_ms(before) * SLACK
 
 
-@given(COSTS | FITTED, NEW, CACHED, BATCH, CONTEXT, st.integers(1, 3000))
+@given(COSTS | READING | FITTED, NEW, CACHED, BATCH, CONTEXT, st.integers(1, 3000))
 def test_time_grows_with_cached_tokens(
     cost: StepCost, new: int, cached: int, batch: int, context: int, more: int
 ) -> None:
@@ -66,20 +70,20 @@ def test_time_grows_with_cached_tokens(
     assert cost.step_ms(after) >= cost.step_ms(before) * SLACK
 
 
-@given(COSTS | FITTED, NEW, CACHED, BATCH, CONTEXT, st.integers(1, 100))
+@given(COSTS | READING | FITTED, NEW, CACHED, BATCH, CONTEXT, st.integers(1, 100))
 def test_time_grows_with_the_batch(cost: StepCost, new: int, cached: int, batch: int, context: int, more: int) -> None:
     before, after = work(new, cached, batch, context), work(new, cached, batch + more, context)
     assert cost.step_ms(after) >= cost.step_ms(before) * SLACK
 
 
-@given(COSTS | FITTED, NEW, CACHED, BATCH, CONTEXT, st.integers(1, 100_000))
+@given(COSTS | READING | FITTED, NEW, CACHED, BATCH, CONTEXT, st.integers(1, 100_000))
 def test_time_grows_with_context(cost: StepCost, new: int, cached: int, batch: int, context: int, more: int) -> None:
     before, after = work(new, cached, batch, context), work(new, cached, batch, context + more)
     assert cost.step_ms(after) >= cost.step_ms(before) * SLACK
 
 
-@given(FITTED, st.integers(1, 30_000), st.integers(1, 30_000))
-def test_a_cached_prefix_saves_time(cost: StepCost, cached: int, new: int) -> None:
+@given(FITTED, st.integers(16, 30_000), st.integers(1, 30_000))
+def test_a_cached_prefix_of_a_block_or_more_saves_time(cost: StepCost, cached: int, new: int) -> None:
     assert cost.step_ms(prompt(new, cached)) <= cost.step_ms(prompt(new + cached)) * (1 + 1e-12)
 
 
@@ -114,7 +118,7 @@ def test_the_steps_for_a_time_are_the_fewest(cost: StepCost, batch: int, context
     assert steps == 0 or ticks.decode_run_ns(batch, context, steps - 1) < duration_ns
 
 
-@given(COSTS | FITTED, NEW, CACHED, BATCH, CONTEXT)
+@given(COSTS | READING | FITTED, NEW, CACHED, BATCH, CONTEXT)
 def test_ticks_in_ns_equal_the_costs_in_ms(cost: StepCost, new: int, cached: int, batch: int, context: int) -> None:
     step = work(new, cached, batch, context)
     assert Ticks.of(cost).step_ns(step) == pytest.approx(cost.step_ms(step) * 1e6, rel=1e-8, abs=3)
@@ -128,6 +132,7 @@ def test_ticks_grow_with_tokens_and_batch(
     before = ticks.step_ns(work(new, cached, batch, context))
     assert ticks.step_ns(work(new + more, cached, batch, context)) >= before
     assert ticks.step_ns(work(new, cached, batch + more, context)) >= before
+    assert ticks.step_ns(work(new, cached + more, batch, context)) >= before
 
 
 # -- sizes --

@@ -21,7 +21,7 @@ from engine.twin.tokens import Prompt, Segment, answer_key
 TICKS = Ticks.of(
     StepCost(
         floor_ms=0.0021, start_ms=0.0003, token_ms=0.000017, area_ms=1e-7, decode_ms=0.0013, context_ms=3.3e-6,
-        request_ms=1.7e-5, crowd_ms=1e-5, crowd_from=2,
+        request_ms=1.7e-5, cached_ms=1.3e-5, crowd_ms=1e-5, crowd_from=2,
     )
 )  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Fitting: known coefficients come back, none is negative, and the reported error is the actual one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,19 @@ def test_prefill_comes_back() -> None:
     assert fit.floor_ms == pytest.approx(7.0, rel=1e-4)
     assert fit.error.max < 1e-9 and fit.small_error.max < 1e-4
     assert (fit.error.rows, fit.small_error.rows) == (10, 6)
+
+
+def test_the_reading_of_prefixes_comes_back() -> None:
+    cost = replace(COST, cached_ms=3e-4)
+    works = [prompt(new, cached) for new in (16, 64, *LENGTHS) for cached in (0, 512, 4096, 16_384)]
+    rows = [PrefillRow(work.new_tokens, work.area, cost.step_ms(work), work.longest_cached) for work in works]
+    fit = fit_prefill(rows, floor_ms=1)
+    assert (fit.floor_ms, fit.cached_ms) == pytest.approx((7.0, 3e-4), rel=1e-3)
+    assert fit.area_ms == pytest.approx(3.96e-7, rel=1e-6)
+    assert fit.small_error.max < 1e-3
+    blind = fit_prefill([row._replace(longest_cached=0) for row in rows], floor_ms=1)
+    assert blind.cached_ms == 0
+    assert blind.small_error.mean > 0.05, "the form without the term does not meet these rows"
 
 
 def test_without_small_rows_the_floor_is_the_one_given() -> None:

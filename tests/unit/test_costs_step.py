@@ -1,6 +1,7 @@
 """The form of a step's time, at the places where its branches meet."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -38,6 +39,32 @@ def test_a_cached_prefix_leaves_its_attention() -> None:
     assert prompt(1000, 3000).area == 4000**2 - 3000**2
     assert COST.step_ms(prompt(1000, 3000)) > COST.step_ms(prompt(1000))
     assert COST.step_ms(prompt(1000, 3000)) < COST.step_ms(prompt(4000))
+
+
+def test_a_short_chunk_reads_its_long_prefix_in_sequence() -> None:
+    cost = replace(COST, cached_ms=1e-3)
+    short, wide = prompt(16, 16_000), prompt(2048, 16_000)
+    assert cost.step_ms(short) == pytest.approx(cost.matrices_ms(16) + 16.0)
+    assert cost.step_ms(wide) == COST.step_ms(wide), "arithmetic takes longer"
+    assert cost.step_ms(short + decoding(8, 8000)) == pytest.approx(
+        COST.step_ms(short + decoding(8, 8000)) - 4e-7 * short.area + 16.0
+    ), "the batch's contexts are read besides"
+
+
+def test_chunks_of_one_step_are_read_at_the_same_time() -> None:
+    cost = replace(COST, cached_ms=1e-3)
+    both = prompt(16, 16_000) + prompt(16, 4000)
+    assert both.longest_cached == 16_000
+    assert cost.step_ms(both) == pytest.approx(cost.matrices_ms(32) + 16.0)
+    assert prompt(0, 500).longest_cached == 0, "no chunk, nothing to read"
+
+
+def test_what_reading_takes_beyond_the_arithmetic() -> None:
+    cost = replace(COST, cached_ms=1e-3)
+    for work, new, cached in ((prompt(16, 16_000), 16, 16_000), (prompt(2048, 100), 2048, 100)):
+        beyond_ms = cost.step_ms(work) - COST.step_ms(work)
+        assert cost.beyond_area_ms(new, cached) == pytest.approx(beyond_ms)
+    assert COST.beyond_area_ms(16, 16_000) == 0
 
 
 def test_below_the_knee_prefill_flattens_to_its_floor() -> None:
@@ -85,9 +112,15 @@ def test_parts_are_scaled_apart() -> None:
     work = prompt(700, 100) + decoding(9, 9000)
     matrices, attention = COST.parts(work)
     assert COST.scaled(3, 5).step_ms(work) == pytest.approx(3 * matrices + 5 * attention)
+    reading, work = replace(COST, cached_ms=1e-3), prompt(16, 16_000)
+    matrices, attention = reading.parts(work)
+    assert attention == 16
+    assert reading.scaled(3, 5).step_ms(work) == pytest.approx(3 * matrices + 5 * attention)
 
 
-@pytest.mark.parametrize("wrong", [{"token_ms": -1.0}, {"floor_ms": math.nan}, {"expert_miss": 1.5}])
+@pytest.mark.parametrize(
+    "wrong", [{"token_ms": -1.0}, {"cached_ms": -1e-9}, {"floor_ms": math.nan}, {"expert_miss": 1.5}]
+)
 def test_no_coefficient_is_negative(wrong: dict[str, float]) -> None:
     values = {"floor_ms": 1.0, "start_ms": -1.0, "token_ms": 1.0, "area_ms": 1.0}
     values |= {"decode_ms": 1.0, "context_ms": 1.0, "request_ms": 1.0, **wrong}

@@ -1,6 +1,7 @@
 """The step model: the cost model's times by row of the fleet, and the factors that are learned from timed legs."""
 
 import math
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -55,6 +56,21 @@ def test_a_longer_prompt_takes_several_steps() -> None:
 def test_cached_tokens_cost_attention_but_no_computation() -> None:
     made = step_model("H100")
     assert prompt_ms(made, 1000) < prompt_ms(made, 10_000, 9000) < prompt_ms(made, 10_000)
+
+
+@pytest.mark.parametrize("budget", [100, 256, 8192])
+@pytest.mark.parametrize(("new", "cached"), [(16, 16_000), (300, 16_000), (20_000, 0), (1000, 40_000), (256, 1)])
+def test_a_prompts_steps_read_its_earlier_tokens_as_the_simulators_do(budget: int, new: int, cached: int) -> None:
+    make = make_of(costs("RTX-4090"), budget_tokens=budget)
+    parts, done = 0.0, 0
+    while done < new:
+        step = min(budget, new - done)
+        parts += costs("RTX-4090").step_ms(prompt(step, cached + done))
+        done += step
+    assert make.prompt_ms(new, cached) == pytest.approx(parts)
+    if budget < 8192 or new < 300:
+        unread = replace(make, prefill=replace(make.prefill, cached_ms=0.0))
+        assert unread.prompt_ms(new, cached) < make.prompt_ms(new, cached) or cached == 1, "the term is at work here"
 
 
 def test_only_uncached_tokens_decide_how_many_steps_a_prompt_takes() -> None:
