@@ -14,6 +14,10 @@ from cluster.ids import InstanceId, rank_of
 Tier = Literal["host", "disk"]
 """The tiers below an engine's KV cache: host memory, and files."""
 
+TIER_GB_S_MIN: Final = 1e-3
+TIER_GB_S_MAX: Final = 1e4
+"""The bounds of a tier's measured rate, in GB/s: slower than any disk, and faster than the memory of any host."""
+
 TENANTS_MAX: Final = 64
 """Most tenants that one instance may be reserved for."""
 

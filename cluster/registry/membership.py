@@ -30,7 +30,7 @@ import msgspec
 from cluster.credits import POOLS_MAX, TenantDemand
 from cluster.flow import SERIES_MAX, Backlog, FlowCounts
 from cluster.ids import InstanceId
-from cluster.instance import TENANTS_MAX, Instance, Load, Role, Tier
+from cluster.instance import TENANTS_MAX, TIER_GB_S_MAX, TIER_GB_S_MIN, Instance, Load, Role, Tier
 
 TTL_S = 6.0
 """Seconds without a new heartbeat after which a member is gone: six lost in a row. Routers and engines that talk to a
@@ -107,6 +107,7 @@ _MEMBER = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(@[0-9]{1,4})?\Z"  # an instance's 
 _Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
 _Member = Annotated[str, msgspec.Meta(pattern=_MEMBER)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+_GbS = Annotated[float, msgspec.Meta(ge=TIER_GB_S_MIN, le=TIER_GB_S_MAX)]
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
 _Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[!-~]+\Z", max_length=512)]
 
@@ -174,6 +175,11 @@ class Heartbeat:
     cache was dropped."""
     kept: dict[Tier, _Count] = field(default_factory=dict)
     """Tokens in the tiers below its KV cache now, by tier (``host``, ``disk``); none: it has no tiers."""
+    kept_gb_s: dict[Tier, _GbS] = field(default_factory=dict)
+    """The rate at which the engine loads KV from each of these tiers, in GB/s (10⁹ bytes), as measured there; a tier
+    that is not named was not measured."""
+    kv_token_bytes: _Count = 0
+    """Bytes of one token's KV, as an engine with tiers tells; 0: it does not."""
     revision: _Text = ""
     """What started the instance: a digest of its pool's specification, or a version; compared for equality only."""
     weights: _Text = ""

@@ -47,6 +47,7 @@ from engine.agent.rules import RoleRules
 from engine.agent.transfers import MEETING_S
 from engine.vllm.child import EngineChange, EngineProcess
 from engine.vllm.evictions import events_path
+from engine.vllm.tier_speeds import TierCounts
 from kvtransfer.seal import Identity
 
 logger = logging.getLogger("baton.agent")
@@ -301,7 +302,9 @@ class Agent:
             f"{self.spec.instance} has not met enough others in {MEETING_S:g} s; it takes work that is not handed over"
         )
 
-    def _loaded(self, loads: tuple[Load, ...]) -> None:
+    def _loaded(self, loads: tuple[Load, ...], tiers: tuple[TierCounts, ...]) -> None:
+        for rank, counts in zip(self.ranks, tiers, strict=False):  # without tiers there are none
+            rank.speeds.hear(counts)
         for rank, load in zip(self.ranks, loads, strict=True):
             self._machines.feed_each([(rank, LoadRead(rank.read(load)))])
 

@@ -7,16 +7,17 @@ its own state in the fleet: credits, load, epoch, evictions, peers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from cluster.ids import InstanceId, rank_of
-from cluster.instance import Load, SettledTokens
+from cluster.instance import Load, SettledTokens, Tier
 from cluster.registry.membership import SHUNS_BYTES_MAX, SHUNS_MAX
 from engine.agent.machine import AgentMachine, AgentState, Effect, Event, Tick
 from engine.agent.meetings import with_door
 from engine.agent.transfers import Transfers
 from engine.vllm.evictions import Evictions
+from engine.vllm.tier_speeds import TierSpeeds
 
 _SERVING: Final = frozenset({AgentState.READY, AgentState.DRAINING})
 _NEEDING: Final = _SERVING | {AgentState.STARTING, AgentState.RESTARTING}
@@ -25,7 +26,7 @@ _NEEDING: Final = _SERVING | {AgentState.STARTING, AgentState.RESTARTING}
 class Rank:
     """One instance; see the module."""
 
-    __slots__ = ("epoch", "evictions", "id", "machine", "number", "recomputed", "seq", "transfers")
+    __slots__ = ("epoch", "evictions", "id", "machine", "number", "recomputed", "seq", "speeds", "transfers")
 
     def __init__(self, machine: AgentMachine, *, tiered: bool) -> None:
         """`tiered`: its engine has tiers below its KV cache."""
@@ -33,6 +34,7 @@ class Rank:
         self.number = rank_of(self.id) or 0
         self.machine = machine
         self.evictions = Evictions(tiered=tiered)
+        self.speeds: Final = TierSpeeds()
         self.recomputed: Final = SettledTokens()
         self.transfers: Transfers | None = None
         """The part that introduces it to its peers; None: it meets no peers."""
@@ -50,6 +52,7 @@ class Rank:
     def restart(self) -> None:
         """Its engine starts anew: what was counted of the former life is dropped."""
         self.evictions.restart()
+        self.speeds.restart()
         self.recomputed.restart()
 
     def shuns(self) -> tuple[InstanceId, ...]:
@@ -150,7 +153,16 @@ def exposition_of(ranks: tuple[Rank, ...]) -> str:
     for name in found[ranks[0].id]:
         lines.append(f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}\n")
         lines += [f"{name}{{{label[rank]}}} {samples[name]:.17g}\n" for rank, samples in found.items()]
-    kept = [(rank, tier, tokens) for rank in ranks for tier, tokens in rank.evictions.kept.items()]
-    lines += ["# TYPE baton_agent_kv_kept_tokens gauge\n"] if kept else []
-    lines += [f'baton_agent_kv_kept_tokens{{{label[rank.id]},tier="{tier}"}} {tokens}\n' for rank, tier, tokens in kept]
+    lines += _by_tier(
+        "# TYPE baton_agent_kv_kept_tokens gauge\n", {label[rank.id]: rank.evictions.kept for rank in ranks}
+    )
+    lines += _by_tier("# TYPE baton_agent_kv_load_gb_s gauge\n", {label[rank.id]: rank.speeds.gb_s for rank in ranks})
     return "".join(lines)
+
+
+def _by_tier(head: str, told: Mapping[str, Mapping[Tier, float]]) -> list[str]:
+    """The lines of a gauge with a sample for each tier. `head`: its first line; `told`: by the other labels."""
+    name, found = head.split()[2], []
+    for label, by_tier in told.items():
+        found += [f'{name}{{{label},tier="{tier}"}} {value:.17g}\n' for tier, value in by_tier.items()]
+    return [head, *found] if found else []

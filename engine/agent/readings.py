@@ -13,8 +13,10 @@ from cluster.instance import Load
 from engine.agent.announced import announced
 from engine.agent.config import AgentConfig
 from engine.vllm.adapters import Adapters
+from engine.vllm.metrics import parse_loads, parse_tiers
 from engine.vllm.probe import Probe, Unwell
 from engine.vllm.spec import EngineSpec
+from engine.vllm.tier_speeds import TierCounts
 
 logger = logging.getLogger("baton.agent")
 
@@ -39,7 +41,7 @@ class EngineReadings:
         config: AgentConfig,
         *,
         serves: Callable[[], bool],
-        loaded: Callable[[tuple[Load, ...]], None],
+        loaded: Callable[[tuple[Load, ...], tuple[TierCounts, ...]], None],
         changed: Callable[[], None],
     ) -> None:
         """Nothing is known at first.
@@ -48,7 +50,8 @@ class EngineReadings:
             spec: the engine.
             config: says how weights and adapters are identified.
             serves: whether the engine may have requests; otherwise nothing is read.
-            loaded: takes the loads of the engine's ranks, at each reading.
+            loaded: takes the loads of the engine's ranks at each reading, and what they have loaded from their tiers;
+                without tiers nothing.
             changed: called when the digests of the engine's adapters have changed.
         """
         self.models: tuple[dict[str, Any], ...] = ()
@@ -111,7 +114,7 @@ class EngineReadings:
             while not self._over:
                 if self._serves():
                     with contextlib.suppress(Unwell):
-                        self._loaded(await probe.loads(len(self._spec.instances)))
+                        self._heard(await probe.metrics())
                         looks += 1
                         if self._adapters.check():
                             self._changed()
@@ -138,6 +141,11 @@ class EngineReadings:
                 )
         if before != self.adapters:
             self._changed()
+
+    def _heard(self, text: str) -> None:
+        """Take the text of the engine's metrics."""
+        ranks = len(self._spec.instances)
+        self._loaded(parse_loads(text, ranks), parse_tiers(text, ranks) if self._spec.tiers is not None else ())
 
     def _probe(self) -> Probe:
         return Probe(self._spec.url, self._spec.api_key(os.environ))

@@ -59,6 +59,8 @@ class InstanceReport:
             peers=rank.transfers is not None and rank.transfers.shares,
             evicted=(rank.evictions.tokens, rank.evictions.clears),
             kept=rank.evictions.kept,
+            kept_gb_s=dict(rank.speeds.gb_s),
+            kv_token_bytes=rank.speeds.token_bytes,
             revision=self._config.revision,
             weights=self._readings.weights,
             node=self._config.node,

@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 
 from cluster.instance import Load
+from engine.vllm.tier_gauge import KV_BYTES
+from engine.vllm.tier_speeds import TierCounts
 
 _SAMPLE = re.compile(
     r"""^(?P<name>vllm:(?:num_requests_running|num_requests_waiting|num_requests_waiting_by_reason|kv_cache_usage_perc
@@ -14,6 +16,11 @@ _SAMPLE = re.compile(
                                  |external_prefix_cache_hits_total))
         (?:\{(?P<labels>[^\n]*)\})?   # label values may hold spaces and braces, so up to the line's last brace
         [ \t]+(?P<value>[^ \t\n]+)(?:[ \t]+-?\d+)?[ \t]*$""",
+    re.MULTILINE | re.VERBOSE,
+)
+_LOADED = re.compile(
+    rf"""^(?P<name>vllm:kv_offload_(?:load|tiering_read)_(?:bytes|time)_total|{KV_BYTES})
+        (?:\{{(?P<labels>[^\n]*)\}})?[ \t]+(?P<value>[^ \t\n]+)(?:[ \t]+-?\d+)?[ \t]*$""",
     re.MULTILINE | re.VERBOSE,
 )
 _CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>[^\n]*)\}[ \t]", re.MULTILINE)
@@ -48,6 +55,29 @@ def parse_loads(text: str, ranks: int) -> tuple[Load, ...]:
         return (parse_load(text),)
     samples, caches = _by_engine(_SAMPLE, text), _by_engine(_CACHE, text)
     return tuple(_load(samples.get(rank, []), caches.get(rank, [])) for rank in range(ranks))
+
+
+def parse_tiers(text: str, ranks: int) -> tuple[TierCounts, ...]:
+    """What each data parallel rank has loaded from the tiers below its KV cache, in the order of `parse_loads`."""
+    if ranks == 1:
+        return (_loaded([*_LOADED.finditer(text)]),)
+    samples = _by_engine(_LOADED, text)
+    return tuple(_loaded(samples.get(rank, [])) for rank in range(ranks))
+
+
+def _loaded(samples: Sequence[re.Match[str]]) -> TierCounts:
+    found: dict[str, float] = {}
+    for sample in samples:
+        name, labels, value = sample["name"].removeprefix("vllm:kv_offload_"), sample["labels"] or "", sample["value"]
+        number = _number(value) or 0.0
+        if name == KV_BYTES:  # a gauge: several API servers of one engine tell the same
+            name = next((label for label in ('of="worker"', 'of="all"') if label in labels), "")
+            found[name] = max(found.get(name, 0.0), number)
+        else:
+            found[name] = found.get(name, 0.0) + number
+    names = ("load_bytes_total", "load_time_total", "tiering_read_bytes_total", "tiering_read_time_total")
+    counts = [found.get(name, 0.0) for name in (*names, 'of="worker"', 'of="all"')]
+    return TierCounts(*(each if each < TOKENS_MAX else 0.0 for each in counts))
 
 
 def _by_engine(pattern: re.Pattern[str], text: str) -> dict[int, list[re.Match[str]]]:

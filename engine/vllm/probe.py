@@ -90,9 +90,13 @@ class Probe:
             if unwell.status != NO_SUCH_PATH or NO_SUCH_MODEL in unwell.answer:
                 raise
 
+    async def metrics(self) -> str:
+        """The text of the engine's ``/metrics`` (`engine.vllm.metrics`)."""
+        return (await self._ask("GET", "/metrics", HEALTH_S)).decode(errors="replace")
+
     async def loads(self, ranks: int = 1) -> tuple[Load, ...]:
         """The present load of each data parallel rank; an engine without ranks has one load."""
-        return parse_loads((await self._ask("GET", "/metrics", HEALTH_S)).decode(errors="replace"), ranks)
+        return parse_loads(await self.metrics(), ranks)
 
     async def _json(self, method: str, path: str, limit_s: float, body: object = None) -> Any:
         try:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from router.fleet.columns import InstanceView
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.predictors import RequestPredictor
-from router.predict.step_model import ASSUMED, LEARNED, TOLD, UNKNOWN
+from router.predict.step_model import ASSUMED, LEARNED, TIER_GB_S, TOLD, UNKNOWN
 
 ORIGINS: Final = (TOLD, LEARNED, ASSUMED)
 
@@ -47,6 +47,11 @@ KINDS: Final = (
     _Kind("steps", "time of a decode step", "an 8B model on an H100"),
     _Kind("transfers", "time of a hand-over's transfer", "three decode steps and 3 ms; no time for the bytes"),
     _Kind("memory", "size of the KV cache", f"{UNKNOWN.capacity_tokens:,} tokens"),
+    _Kind(
+        "tiers",
+        "time to load from host memory or disk",
+        " and ".join(f"{rate:g} GB/s from {tier}" for tier, rate in TIER_GB_S.items()),
+    ),
 )
 _LENGTHS: Final = _Kind("lengths", "length of an answer", "a prior of chats and completions, up to `max_tokens`")
 _TOKENS: Final = _Kind("tokens", "tokens of a prompt", "bytes per token of common kinds of text")
@@ -54,7 +59,7 @@ _TOKENS: Final = _Kind("tokens", "tokens of a prompt", "bytes per token of commo
 
 def of_instance(fleet: FleetSnapshot, seen: InstanceView) -> dict[str, Basis]:
     """What predictions at this instance rest on, by names of `KINDS`: prompts only where it computes prompts, steps
-    and transfers only where it answers.
+    and transfers only where it answers, tiers only where there are some.
     """
     model, row, role = fleet.inflight.step_model, seen.row, seen.role
     speed, told = model.rows[row], model.make(row) is not UNKNOWN
@@ -68,6 +73,8 @@ def of_instance(fleet: FleetSnapshot, seen: InstanceView) -> dict[str, Basis]:
         pulled = fleet.inflight.pulls(row).seen
         found["transfers"] = Basis(TOLD if told else LEARNED if pulled else ASSUMED, pulled)
     found["memory"] = Basis(TOLD if told or seen.load.kv_tokens else ASSUMED, 0)
+    if speed.tiers:
+        found["tiers"] = Basis(speed.tiers_from(), 0)
     return found
 
 

@@ -57,6 +57,10 @@ class Reported:
     """Since the engine's start: the tokens evicted from its KV cache, and how often the whole cache was cleared."""
     kept: Mapping[str, int] = field(default_factory=dict)
     """Tokens in the tiers below its KV cache now, by tier (``host``, ``disk``); none: it has no tiers."""
+    kept_gb_s: Mapping[str, float] = field(default_factory=dict)
+    """The measured rates at which its engine loads KV from these tiers, in GB/s (10⁹ bytes), by tier."""
+    kv_token_bytes: int = 0
+    """Bytes of one token's KV; 0: its engine does not tell."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Digests of the instance's LoRA adapters by name (`cluster.registry.membership.Heartbeat.adapters`)."""
 

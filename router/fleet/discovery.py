@@ -300,6 +300,8 @@ def _reported(member: Member, router: InstanceId) -> Reported:
         peers=beat.peers,
         evicted=beat.evicted,
         kept={str(tier): tokens for tier, tokens in beat.kept.items()},
+        kept_gb_s={str(tier): gb_s for tier, gb_s in beat.kept_gb_s.items()},
+        kv_token_bytes=beat.kv_token_bytes,
         adapters=beat.adapters,
     )
 

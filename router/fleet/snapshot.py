@@ -21,7 +21,7 @@ from router.predict.prefix_cache import Match, PrefixCacheIndex
 from router.predict.step_model import TIER_GB_S, Make
 
 if TYPE_CHECKING:
-    from router.core.values import Wanted
+    from router.core.values import Reported, Wanted
 
 SOURCES_MAX: Final = 4
 """At most this many instances are compared as sources of a prompt's beginning: those that hold the most of it."""
@@ -367,12 +367,17 @@ class FleetSnapshot(Sequence[InstanceView]):
         if self.prefixes is not None:
             self.prefixes.join(view.row, kv_tokens, view.instance.epoch)
 
-    def keeps(self, view: InstanceView, kept: Mapping[str, int]) -> None:
-        """The instance has reported how many tokens each tier below its KV cache has now (`kept`, by tier). A token
-        that is found there saves most of its prefill time, not all.
+    def keeps(self, view: InstanceView, told: Reported) -> None:
+        """The instance has reported how many tokens each tier below its KV cache has now, and how fast it loads from
+        them. A token that is found there saves most of its prefill time, not all.
         """
-        if kept and self.prefixes is not None:
-            speed = self.inflight.step_model.rows[view.row]
+        kept = told.kept
+        if not kept:
+            return
+        speed = self.inflight.step_model.rows[view.row]
+        speed.tiers = {name: told.kept_gb_s.get(name, 0.0) for name in TIER_GB_S if name in kept}
+        speed.token_bytes = told.kv_token_bytes
+        if self.prefixes is not None:
             tiers = [(kept[name], speed.tier_worth(name)) for name in TIER_GB_S if kept.get(name)]
             self.prefixes.keeps(view.row, tiers)
 

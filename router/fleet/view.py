@@ -205,7 +205,7 @@ class FleetView:
         self._fleet.peers(view, each.peers)
         view.load = each.load
         self._fleet.holds(view, each.load.kv_tokens)
-        self._fleet.keeps(view, each.kept)
+        self._fleet.keeps(view, each)
         if view.evicted != each.evicted:
             self._fleet.evicted(view, each.evicted)
         view.learn_models(each.models)

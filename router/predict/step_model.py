@@ -98,13 +98,15 @@ class Make:
 
 
 TIER_GB_S: Final = {"host": 20.0, "disk": 3.0}
-"""Rates at which an instance loads KV from the tiers below its cache, upper ones first: PCIe 4.0 with 16 lanes (32 GB/s
-by its name) in practice, and one NVMe disk on four lanes. Assumed, not measured here."""
+"""Assumed rates at which an instance loads KV from the tiers below its cache, upper ones first, until its engine has
+measured them (`Speed.tiers`): PCIe 4.0 with 16 lanes (32 GB/s by its name) in practice, and one NVMe disk on four
+lanes."""
 
 TIER_WORTH: Final = 0.9
-"""`Speed.tier_worth` where a token's bytes are not known. Seen with vLLM 0.32 on CPU and a model of 2 KiB a token:
-1,800 tokens came back in 0.11 to 0.16 of their prefill's time from host memory, in 0.14 to 0.26 from disk, and in 0.05
-to 0.10 from the KV cache itself (docs/tiers.md)."""
+"""`Speed.tier_worth` where a token's bytes, or the times of prompts, are not known. Where costs are learned from legs,
+it is the most that a tier is worth: it has the wait for the step that computes the rest, too, which no rate has. Seen
+with vLLM 0.32 on CPU and a model of 2 KiB a token: 1,800 tokens came back in 0.11 to 0.16 of their prefill's time from
+host memory, in 0.14 to 0.26 from disk, and in 0.05 to 0.10 from the KV cache itself (docs/tiers.md)."""
 
 
 def _unknown() -> Make:
@@ -148,7 +150,7 @@ class Speed:
     __slots__ = (
         "by_batch", "capacity", "context", "decode_factor", "first", "floor", "floor_least", "kind", "lead", "make",
         "overhead", "plain_floor", "plain_request", "prefill_factor", "prompts", "prompts_shift", "request",
-        "steps_seen", "steps_shift", "steps_since",
+        "steps_seen", "steps_shift", "steps_since", "tiers", "token_bytes",
     )  # fmt: skip
 
     def __init__(self, make: Make, kind: int) -> None:
@@ -188,6 +190,10 @@ class Speed:
         self.steps_shift: Final = LevelShift()
         self.prompts_shift: Final = LevelShift()
         self.prompts: Final = Fitted(trusted=make.off_max < OFF_UNKNOWN)
+        self.tiers: dict[str, float] = {}
+        """The tiers below the KV cache, and the measured rate of loads from each, in GB/s; 0: not measured yet."""
+        self.token_bytes = 0
+        """Bytes of one token's KV, as the engine tells; 0: it does not. Used where the make does not say."""
 
     def decode_ms(self, batch: int, context_tokens: float) -> float:
         """Milliseconds of a step that makes one token for each of `batch` answers, with so much context in all."""
@@ -215,8 +221,17 @@ class Speed:
 
     def tier_worth(self, tier: str) -> float:
         """The share of a prefill that a token saves that is loaded from a tier, 0 to 1: loading takes time, too."""
-        cost_ms, load_ms = self.make.prefill.token_ms * self.prefill_factor, self.make.kv_bytes / TIER_GB_S[tier] * 1e-6
-        return max(0.0, 1.0 - load_ms / cost_ms) if load_ms > 0 and cost_ms > 0 else TIER_WORTH
+        cost_ms, bytes_each = self.make.prefill.token_ms * self.prefill_factor, self.make.kv_bytes or self.token_bytes
+        if not (cost_ms > 0 and bytes_each > 0) or self.prompts_from() == ASSUMED:
+            return TIER_WORTH
+        load_ms = bytes_each / (self.tiers.get(tier) or TIER_GB_S[tier]) * 1e-6
+        worth = max(0.0, 1.0 - load_ms / cost_ms)
+        return worth if self.make is not UNKNOWN else min(worth, TIER_WORTH)
+
+    def tiers_from(self) -> str:
+        """The source of the time to load from its tiers."""
+        measured = bool(self.tiers) and all(self.tiers.values())
+        return TOLD if measured and (self.make.kv_bytes or self.token_bytes) else ASSUMED
 
     def prompts_from(self) -> str:
         """The source of a prompt's time there."""

@@ -39,6 +39,7 @@ from engine.agent.meetings import Acquainted
 from engine.vllm.child import EngineChange, EngineProcess
 from engine.vllm.spec import EngineSpec
 from engine.vllm.supervise import EngineState as Process
+from engine.vllm.tiers import GIB, Tiers
 from prefill.rules import PrefillRules
 
 
@@ -113,13 +114,14 @@ class Starter:
         kv_events: str = "",
         tenants: tuple[str, ...] = (),
         ranks: int = 1,
+        tiers: Tiers | None = None,
         **more: Any,
     ) -> Stage:
         engine = await self.stack.enter_async_context(FakeEngine(name))
         port = int(engine.url.rpartition(":")[2])
         spec = EngineSpec(
             instance=InstanceId(name), role=role, model="m", python=sys.executable, device="cpu", port=port,
-            side_channel_port=1, kv_events=kv_events, ranks=ranks,
+            side_channel_port=1, kv_events=kv_events, ranks=ranks, tiers=tiers,
         )  # fmt: skip
         puppet = Puppet(spec)
         said: list[str] = []
@@ -581,6 +583,31 @@ async def test_a_change_of_the_engine_is_taken_again(starter: Starter, caplog: p
     await stage.sees(MemberState.RESTARTING)
     assert (await until_ready(stage, epoch=2)).epoch > epoch, "it is numbered, although that failed at first"
     assert len(faults(caplog)) == 2
+
+
+@pytest.mark.parametrize("tiers", [None, Tiers(host_bytes=GIB)])
+async def test_the_fleet_hears_how_fast_tiers_are(
+    starter: Starter, monkeypatch: pytest.MonkeyPatch, tiers: Tiers | None
+) -> None:
+    """Each rank says what its engine has measured; an engine without tiers says nothing."""
+    monkeypatch.setattr(readings, "LOOK_EVERY_S", 0.02)
+    stage = await starter.start(ranks=2, tiers=tiers)
+    stage.puppet.becomes(Process.STARTING)
+    stage.puppet.becomes(Process.READY)
+    label = 'engine="1",model_name="m"'
+    stage.engine.more_metrics = (
+        f"vllm:kv_offload_load_bytes_total{{{label}}} 3e9\nvllm:kv_offload_load_time_total{{{label}}} 0.5\n"
+        f'baton:kv_token_bytes{{{label},of="all"}} 2048.0\nvllm:num_requests_running{{{label}}} 3.0\n'
+    )
+    found: dict[str, Heartbeat] = {}
+    async with asyncio.timeout(10):
+        while "i@1" not in found or found["i@1"].load.running != 3:
+            found = {beat.id: beat for beat in await stage.registry.read()}
+            await asyncio.sleep(0.01)
+    told = [(found[name].kept_gb_s, found[name].kv_token_bytes) for name in ("i@0", "i@1")]
+    assert told == [({}, 0), ({"host": 6.0}, 2048) if tiers else ({}, 0)]
+    line = 'baton_agent_kv_load_gb_s{instance="i@1",role="decode",tier="host"} 6\n'
+    assert (line in stage.agent.report.metrics()) == (tiers is not None)
 
 
 @pytest.mark.usefixtures("quick")

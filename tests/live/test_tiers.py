@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from cluster import wire
 from cluster.ids import RequestId, TransferId
 from cluster.instance import Role
 from engine.tiny import model_path
+from engine.vllm.metrics import parse_tiers
+from engine.vllm.tier_speeds import TierCounts, TierSpeeds
 from engine.vllm.tiers import FOLDER_PREFIX, Tiers
 from kvtransfer.door import ask as knock
 
@@ -37,6 +40,8 @@ of them (`disk`)."""
 DISK = {"host": 0, "disk": 256 << 20}
 WIDER = {"tiny": 1, "larger": 4}
 """Bytes of KV a token, over those of the model that ships."""
+KV_BYTES = 2048
+"""Of one token, with the model that ships."""
 LEAST = {("host", "tiny"): 0.2, ("disk", "tiny"): 0.25, ("host", "larger"): 0.15, ("disk", "larger"): 0.15}
 """The most time that an evicted prompt may take, as a share of its cold time to the first token. The aim is 0.15. The
 model that ships computes 1,800 tokens in 120 ms, of which one answer's token alone is a tenth; docs/tiers.md has what
@@ -69,6 +74,14 @@ class Tiered(Engines):
     @property
     def model_name(self) -> str:
         return next(name for name, wider in WIDER.items() if wider == self.wider)
+
+    def speeds(self, name: str) -> tuple[TierSpeeds, TierCounts]:
+        """What an agent would announce of the engine's tiers, and what the engine has counted."""
+        with urllib.request.urlopen(f"{self.url(name)}/metrics", timeout=30) as answer:
+            (counts,) = parse_tiers(answer.read().decode(), 1)
+        found = TierSpeeds()
+        found.hear(counts)
+        return found, counts
 
     def files(self, name: str) -> list[Path]:
         return list((self.folder / f"{FOLDER_PREFIX}{name}").rglob("*.bin"))
@@ -127,7 +140,12 @@ def test_an_evicted_prompt_comes_back(engines: Tiered, name: str) -> None:
         shares.append(engines.first_token_s(name, prompts[0]) / cold)
         cached.append(engines.first_token_s(name, prompts[0]) / cold)
         assert engines.text(name, prompts[0]) == alone
-    print(f"{engines.kind}, {engines.model_name}, {name}: {shares}, from the KV cache {cached}")
+    speeds, counts = engines.speeds(name)
+    print(
+        f"{engines.kind}, {engines.model_name}, {name}: {shares}, from the KV cache {cached}; {speeds.gb_s}, {counts}"
+    )
+    assert speeds.token_bytes == engines.wider * KV_BYTES
+    assert set(speeds.gb_s) == ({"host"} if engines.kind == "host" else {"host", "disk"})
     assert device.gpus() or sorted(shares)[1] <= LEAST[engines.kind, engines.model_name], shares
 
 

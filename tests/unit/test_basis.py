@@ -8,7 +8,7 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from costs.step import StepCost
 from router.admin import basis
-from router.core.values import Wanted
+from router.core.values import Reported, Wanted
 from router.fleet.view import FleetView
 from router.predict.answer_lengths import Predictor
 from router.predict.predictors import KEY_BYTES, RequestPredictor
@@ -42,6 +42,21 @@ def test_without_costs_an_instance_has_assumptions_for_its_role_alone() -> None:
 def test_what_the_cluster_file_or_the_engine_says_is_told() -> None:
     assert set(origins(view(P, D), D).values()) == {TOLD}
     assert origins(view(kv_tokens=1000), P) == {"prompts": ASSUMED, "memory": TOLD}
+
+
+def test_rates_of_tiers_are_told_once_all_were_measured() -> None:
+    here = view(P)
+    instance = Instance(id=P, role=Role.PREFILL, url=f"http://{P}")
+
+    def hears(**gb_s: float) -> str | None:
+        told = Reported(instance=instance, state="ready", accepting=True, credits=1, load=Load(), models=({"id": "m"},),
+                        kept={"host": 5, "disk": 5} if gb_s else {}, kept_gb_s=gb_s, kv_token_bytes=2048)  # fmt: skip
+        here.fold((told,))
+        return origins(here, P).get("tiers")
+
+    assert hears() is None, "it has no tiers"
+    assert hears(host=1.0) == ASSUMED
+    assert hears(host=1.0, disk=1.0) == TOLD
 
 
 def test_timed_legs_are_learned_once_there_are_enough() -> None:

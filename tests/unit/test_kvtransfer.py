@@ -125,7 +125,7 @@ INSIDE_VLLM = {"vllm", "torch", "numpy", "msgspec", "blake3", "engine"}
 BESIDES = {"seal": {"cryptography"}, "proving": {"cluster"}, "rules": {"cluster"}, "vllm_connector": INSIDE_VLLM}
 """By module, what else it may import. `seal`, `proving` and both `rules` run in agents and routers, in no engine."""
 FOLDERS = ("kvtransfer", "prefill", "decode", "engine/vllm/connector")
-SHARED = ("engine/vllm/adapters.py", "engine/vllm/weights.py", "engine/vllm/kept_files.py")
+SHARED = ("engine/vllm/adapters.py", "engine/vllm/weights.py", "engine/vllm/kept_files.py", "engine/vllm/tier_gauge.py")
 """Agents' own modules that the connector runs, too: they import the standard library alone."""
 CONNECTORS = ("engine.vllm.connector", *(path.removesuffix(".py").replace("/", ".") for path in SHARED))
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from costs.step import StepCost
-from router.core.values import Reported
+from router.core.values import Reported, Wanted
 from router.fleet.view import FleetView
 from router.predict.held_chunks import TOKENS_PER_CHUNK
 from router.predict.prefix_cache import PrefixCacheIndex
-from router.predict.step_model import TIER_WORTH, Make, StepModel
+from router.predict.step_model import SURE, TIER_WORTH, UNKNOWN, Make, StepModel
+from router.scheduler.scoring.workload import workload
 
 EACH = int(TOKENS_PER_CHUNK)
 A, B, C = (list(range(start, start + 10)) for start in (0, 100, 200))
@@ -129,17 +131,73 @@ def test_a_hit_is_worth_a_prefill_less_its_loading(kv_bytes: float, tier: str, w
     assert model.rows[0].tier_worth(tier) == pytest.approx(worth, abs=0.002)
 
 
+@pytest.mark.parametrize(
+    ("gb_s", "worth"),
+    [({}, 0.126), ({"disk": 6.0}, 0.563), ({"disk": 1.0}, 0.0), ({"host": 1.0}, 0.126), ({"disk": 1e4}, 1.0)],
+)
+def test_a_measured_rate_replaces_the_assumed_one(gb_s: dict[str, float], worth: float) -> None:
+    """128 KiB a token: 44 µs from a disk with the assumed 3 GB/s, 22 µs with 6 GB/s, and 131 µs with 1 GB/s."""
+    model = StepModel()
+    model.know(0, make(131072.0))
+    model.rows[0].tiers = {"host": gb_s.get("host", 0.0), "disk": gb_s.get("disk", 0.0)}
+    assert model.rows[0].tier_worth("disk") == pytest.approx(worth, abs=0.002)
+
+
+def test_an_engine_without_a_profile_is_priced_by_its_own_bytes_once_its_prompts_were_timed() -> None:
+    model = StepModel()
+    model.reach(1)
+    at = model.rows[0]
+    at.tiers, at.token_bytes = {"host": 10.0, "disk": 0.5}, 30_000
+    assert at.tier_worth("disk") == TIER_WORTH, "nothing is known of its prompts"
+    for tokens in range(100, 100 + 37 * SURE, 37):
+        plain_ms = UNKNOWN.prompt_ms(tokens)
+        model.prompt_took(0, plain_ms, 4.0 * plain_ms)
+    cost_ms = UNKNOWN.prefill.token_ms * at.prefill_factor
+    assert at.tier_worth("disk") == pytest.approx(1 - 0.06 / cost_ms, abs=1e-6) and 0.3 < at.tier_worth("disk") < 0.6
+    assert at.tier_worth("host") == TIER_WORTH, "3 µs of some 120, but the wait for a step is in no rate"
+    at.tiers["disk"] = 0.1
+    assert at.tier_worth("disk") == 0.0
+
+
+def told(name: str, **more: Any) -> Reported:
+    """A heartbeat of an instance with a cache of 10 chunks."""
+    one = Instance(id=InstanceId(name), role=Role.BOTH, url=f"http://{name}", epoch=1)
+    load = Load(kv_tokens=10 * EACH)
+    return Reported(instance=one, state="ready", accepting=True, credits=9, load=load, models=({"id": "m"},), **more)
+
+
+@pytest.mark.parametrize(("gb_s", "chosen"), [({}, "q"), ({"disk": 10.0}, "q"), ({"disk": 0.2}, "p")])
+def test_a_prompt_on_a_slow_disk_is_computed_elsewhere(gb_s: dict[str, float], chosen: str) -> None:
+    """Both compute equally fast, and q has the prompt on disk, with a little more to do than p. If its disk is slower
+    than its computing, the prompt goes to p.
+    """
+    view = FleetView(lambda _: make(65536.0))
+    prefixes = view.all().prefixes = PrefixCacheIndex()
+    view.fold((told("p"), told("q")))
+    for now, chunks in enumerate((A, B)):
+        prefixes.sent(view.get(InstanceId("q")).row, chunks, now)
+    view.fold((told("p"), told("q", kept={"host": 0, "disk": 100_000}, kept_gb_s=gb_s)))
+    for now, chunks in enumerate((A, B), 2):
+        prefixes.sent(view.get(InstanceId("q")).row, chunks, now)
+    view.leg_started(InstanceId("q"))
+    wanted = Wanted(model="m", hand_over=False, prompt_tokens=10 * EACH, prefix=tuple(A), output_tokens=4.0,
+                    prefix_block_tokens=float(EACH), one_prompt=True)  # fmt: skip
+    found = workload(view.all(), wanted)
+    assert found.decode == InstanceId(chosen), found
+
+
 def test_a_router_learns_of_tiers_from_heartbeats() -> None:
     view = FleetView()
     prefixes = view.all().prefixes = PrefixCacheIndex()
 
-    def hears(kept: dict[str, int]) -> None:
-        one = Instance(id=InstanceId("p"), role=Role.PREFILL, url="u", epoch=1)
-        load = Load(kv_tokens=10 * EACH)
-        view.fold((Reported(instance=one, state="ready", accepting=True, credits=9, load=load, models=(), kept=kept),))
+    def hears(kept: dict[str, int], **more: Any) -> None:
+        view.fold((told("p", kept=kept, **more),))
 
     hears({})
-    hears({"host": 100_000, "disk": 0})
+    speed = view.all().inflight.step_model.rows[0]
+    assert speed.tiers == {}
+    hears({"host": 100_000, "disk": 0}, kept_gb_s={"host": 7.5}, kv_token_bytes=2048)
+    assert (speed.tiers, speed.token_bytes) == ({"host": 7.5, "disk": 0.0}, 2048)
     for now, chunks in enumerate((A, B)):
         prefixes.sent(0, chunks, now)
     assert prefixes.match(A).chunks_of(0) == 9 and prefixes.match(B).chunks_of(0) == 10

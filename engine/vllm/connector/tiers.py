@@ -7,7 +7,8 @@ Runs inside vLLM's process. vLLM imports its classes by name (`engine.vllm.tiers
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,12 +16,19 @@ import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.platforms import current_platform
-from vllm.v1.kv_offload.base import LookupResult, OffloadingEvent, OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadingEvent,
+    OffloadingGaugeMetadata,
+    OffloadingWorker,
+    TransferResult,
+)
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from engine.vllm.connector.registered import register
 from engine.vllm.kept_files import KeptFiles
+from engine.vllm.tier_gauge import KV_BYTES
 
 
 class BatonOffloading(OffloadingConnector):  # type: ignore[misc]
@@ -58,16 +66,43 @@ class BatonTiers(TieringOffloadingSpec):  # type: ignore[misc]
 
     _worker: Any
 
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        """vLLM's, and the bytes of one token's KV."""
+        said = "Bytes of one token's KV: what one worker moves of it, and what all workers have of it together."
+        made = OffloadingGaugeMetadata(documentation=said, labelnames=("of",))
+        return {**super().build_metric_definitions(extra_config), KV_BYTES: made}
+
     def get_manager(self) -> Any:
         """The scheduler's half. It maps the shared region after every rank has, so the region's name is removed then:
         the kernel frees the memory with the last process, however that ends.
         """
+        if self._manager is None:
+            made = super().get_manager()
+            made.get_stats = self._with_token_bytes(made.get_stats)
         manager = super().get_manager()
         region = self._scheduler_mmap
         if region is not None:
             with contextlib.suppress(FileNotFoundError):
                 Path(region.mmap_path).unlink()
         return manager
+
+    def _with_token_bytes(self, stats: Callable[[], Any]) -> Callable[[], Any]:
+        """The manager's statistics, with the bytes of one token's KV: rates by bytes need them (`TierSpeeds`). A group
+        of layers has blocks of its own, each as large as any other group's.
+        """
+        blocks = sum(1 / tokens for tokens in self.tokens_per_block)
+        mine = self.cpu_page_size_per_worker / self.blocks_per_chunk * blocks
+        whole = mine if self.replicated_layout else mine * self.config.parallel.world_size
+
+        def told() -> Any:
+            found = stats()
+            if found is not None:
+                found.set_gauge(KV_BYTES, mine, ("worker",))
+                found.set_gauge(KV_BYTES, whole, ("all",))
+            return found
+
+        return told
 
     def get_worker(self, kv_caches: Any) -> Any:
         """A rank's half; on CPUs Baton's, because vLLM's own needs a GPU."""
@@ -103,8 +138,10 @@ class HostCopies(OffloadingWorker):  # type: ignore[misc]
     On a CPU a step's forward pass is over when vLLM asks for a copy, so nothing has to be waited for.
     """
 
-    def __init__(self, kv_caches: Any, region: Any) -> None:
+    def __init__(self, kv_caches: Any, region: Any, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock`: seconds, for the time that a copy takes."""
         self._region = region
+        self._clock: Final = clock
         self._groups: Final = [[ref.tensor_idx for ref in refs] for refs in kv_caches.group_data_refs]
         self._pages: Final = [
             (each.tensor.view(torch.int8).view(-1, each.page_size_bytes),
@@ -122,7 +159,7 @@ class HostCopies(OffloadingWorker):  # type: ignore[misc]
         return self._copy(job_id, dst_spec, src_spec, load=True)
 
     def _copy(self, job_id: int, cache_spec: Any, tier_spec: Any, *, load: bool) -> bool:
-        moved = 0
+        moved, began = 0, self._clock()
         for tensors, cache, tier in self._moves(cache_spec, tier_spec):
             for index in tensors:
                 cached, kept = self._pages[index]
@@ -131,7 +168,8 @@ class HostCopies(OffloadingWorker):  # type: ignore[misc]
                 else:
                     kept[tier] = cached[cache]
                 moved += len(cache) * cached.shape[1]
-        self._done.append(TransferResult(job_id=job_id, success=True, transfer_size=moved, transfer_time=0.0))
+        took_s = self._clock() - began
+        self._done.append(TransferResult(job_id=job_id, success=True, transfer_size=moved, transfer_time=took_s))
         return True
 
     def _moves(self, cache: Any, tier: Any) -> Iterable[tuple[list[int], torch.Tensor, torch.Tensor]]:
