@@ -45,6 +45,7 @@ class SimulatedLeg:
 
     __slots__ = (
         "at",
+        "beginning",
         "detached",
         "first_ns",
         "last_ns",
@@ -83,6 +84,8 @@ class SimulatedLeg:
         """The request goes on without this prefill leg; only the leg's hold is still to be released."""
         self.sourcing: SimulatedSourcing | None = None
         """The purpose of a source leg; None: the leg is none."""
+        self.beginning: TransferFields | None = None
+        """The hold of a source that a prefill leg pulls."""
 
     def transfer(self, finished: ev.RequestFinished) -> TransferFields | None:
         """The hold in P's answer (live: `cluster.wire.read_transfer`); None: P holds nothing."""

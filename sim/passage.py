@@ -198,7 +198,7 @@ class Passage(SchedulingContext):
             case j.ForgoPrefill(instance):
                 return sourcing.forgo(self.prefilling.at(instance))
             case j.CancelPrefill(instance):
-                front.world.legs.abort(self.prefilling.at(instance))
+                front.abort_prefill(self.prefilling.at(instance))
             case j.ClosePrefill():
                 self.prefilling.close()
             case j.OutlastPrefill(instance):

@@ -35,7 +35,7 @@ def send(leg: SimulatedLeg, source: j.PrefixSource | None) -> None:
         cached_only=True,
     )
     asked = SimulatedLeg(passage, at, request, leg.number, prefill=True)
-    asked.sourcing = SimulatedSourcing(leg, front.kernel.now_ns, source.leg_ms)
+    asked.sourcing = SimulatedSourcing(leg, source, front.kernel.now_ns)
     front.book.prefilling[asked] = None
     front.world.legs.send(asked)
     front.kernel.at(front.kernel.now_ns + round(source.wait_s * NS), _late, asked)
@@ -51,17 +51,17 @@ def forgo(leg: SimulatedLeg) -> j.Lost | None:
 
 
 class SimulatedSourcing:
-    """The leg that waits for a source leg, and when the source leg's answer is expected."""
+    """The leg that waits for a source leg."""
 
-    __slots__ = ("expected_ms", "leg", "sent_ns")
+    __slots__ = ("leg", "sent_ns", "source")
 
-    def __init__(self, leg: SimulatedLeg, sent_ns: int, expected_ms: float) -> None:
+    def __init__(self, leg: SimulatedLeg, source: j.PrefixSource, sent_ns: int) -> None:
         self.leg = leg
         """The leg that is sent once the source leg is answered, and pulls its hold."""
+        self.source = source
+        """The choice of the source."""
         self.sent_ns = sent_ns
         """When the source leg was sent."""
-        self.expected_ms = expected_ms
-        """The time in which the router expects its answer."""
 
     def over(self, asked: SimulatedLeg, finished: ev.RequestFinished | None, *, timed: bool) -> None:
         """The source leg has been answered; None: it is lost, refused, or late. `timed`: its time counts for the next
@@ -72,7 +72,7 @@ class SimulatedSourcing:
         held = None if finished is None else asked.transfer(finished)
         if timed and not late:
             now_s, wanted = front.kernel.now_s, passage.wanted
-            late_ms = (front.kernel.now_ns - self.sent_ns) / 1e6 - self.expected_ms
+            late_ms = (front.kernel.now_ns - self.sent_ns) / 1e6 - self.source.leg_ms
             front.fleet.handle(d.Sourced(late_ms, now_s), now_s)
             if finished is not None:
                 tokens = 0 if held is None else held.tokens
@@ -84,7 +84,10 @@ class SimulatedSourcing:
             return
         if held is not None:
             leg.request = replace(leg.request, pull=replace(held.fields["source"], handed_over=False))
+            leg.beginning = held
         front.world.legs.send(leg)
+        if held is not None and leg.prefill:
+            passage.feed(j.SourceHeld(self.source, leg.at.name))
 
 
 def _late(asked: SimulatedLeg) -> None:

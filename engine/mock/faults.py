@@ -29,6 +29,7 @@ class FaultKind(StrEnum):
     CORRUPT = "corrupt"
     STALE = "stale"
     FAIL_PULL = "fail_pull"
+    HANG_PULL = "hang_pull"
     DROP_NOTICE = "drop_notice"
     KEEP_BACK = "keep_back"
     WRONG_TOKEN = "wrong_token"  # noqa: S105 - a fault's name
@@ -47,6 +48,7 @@ MEANS: Final[Mapping[FaultKind, str]] = {
     FaultKind.CORRUPT: "a pulled block is not what was sent",
     FaultKind.STALE: "a pulled block is another prompt's",
     FaultKind.FAIL_PULL: "a pull fails; the prompt is computed again",
+    FaultKind.HANG_PULL: "a pull stands still, and fails when the faults are removed",
     FaultKind.DROP_NOTICE: "the producer is not told that its hold was pulled",
     FaultKind.KEEP_BACK: "a prefill leg leaves the prompt's last token to the consumer, as vLLM does for Mamba: the "
     "token that it answers with is not the answer's first",
@@ -57,7 +59,9 @@ ON_TOKENS: Final = frozenset({FaultKind.KEEP_BACK, FaultKind.WRONG_TOKEN})
 """Faults that make the token of a prefill leg's answer wrong."""
 ON_REQUESTS: Final = frozenset({FaultKind.REFUSE, FaultKind.HANG, FaultKind.BREAK, FaultKind.ERROR}) | ON_TOKENS
 """Faults that strike one request as it comes."""
-ON_PULLS: Final = frozenset({FaultKind.CORRUPT, FaultKind.STALE, FaultKind.FAIL_PULL, FaultKind.DROP_NOTICE})
+ON_PULLS: Final = frozenset(
+    {FaultKind.CORRUPT, FaultKind.STALE, FaultKind.FAIL_PULL, FaultKind.HANG_PULL, FaultKind.DROP_NOTICE}
+)
 """Faults that strike one pull (on the instance that pulls)."""
 ON_INSTANCE: Final = frozenset(FaultKind) - ON_REQUESTS - ON_PULLS
 """Faults that strike the instance, at once and until they end."""

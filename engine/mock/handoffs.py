@@ -114,6 +114,8 @@ class MockHandoffs:
         self._beating: asyncio.TimerHandle | None = None
         self._under_way = 0
         """The number of transfers to this instance now."""
+        self._hung: list[PullBlocks] = []
+        """Pulls that stand still, by a fault."""
         self._last: tuple[int, ...] = ()
         """The contents of the last pull."""
         self._holds: dict[str, dict[int, int]] = {}
@@ -126,6 +128,7 @@ class MockHandoffs:
         self.epoch, self.engine_id = epoch, engine_id
         self._wanted.clear()
         self._holds.clear()
+        self._hung.clear()
 
     # -- as a consumer --
 
@@ -153,12 +156,20 @@ class MockHandoffs:
         fault = self._faults.strike(ON_PULLS - {FaultKind.DROP_NOTICE}, FaultLeg.DECODE, order.request)
         kind = fault.fault if fault is not None else None
         producer = self._producers.get(order.source.producer)
-        if producer is None or kind is FaultKind.FAIL_PULL:
+        if kind is FaultKind.HANG_PULL:
+            self._hung.append(order)
+        elif producer is None or kind is FaultKind.FAIL_PULL:
             self._landed(order, None, None)
         elif (near := self._peers.near(producer)) is not None:
             self._landed(order, near.read(producer.engine_id, order.source, order.remote), kind)
         else:
             self._spawn(self._read_far(order, producer, kind))
+
+    def fail_hung(self) -> None:
+        """The transport notices which pulls stand still: they fail."""
+        hung, self._hung = self._hung, []
+        for order in hung:
+            self._landed(order, None, None)
 
     async def _read_far(self, order: PullBlocks, producer: Producer, kind: FaultKind | None) -> None:
         self._landed(order, await self._peers.read(producer, order.source, order.remote), kind)

@@ -271,6 +271,8 @@ class MockInstance:
                 self._spawn(self.front.open())
             case FaultKind.SLOW:
                 self._set_speed()
+            case FaultKind.HANG_PULL:
+                self.handoffs.fail_hung()
             case _:
                 pass
 

@@ -41,6 +41,9 @@ class PrefixSource(msgspec.Struct, frozen=True):
     source."""
     leg_ms: float = 0.0
     """Milliseconds until the source's answer, as its price expects them."""
+    cold_s: float = 0.0
+    """Seconds in which the chosen instance is expected to answer without a source, with the prompts before this one; 0:
+    not known."""
 
 
 SOURCE_ATTEMPTS: Final = 1000
@@ -92,6 +95,14 @@ class PrefillAnswered(msgspec.Struct, frozen=True):
     pinned: int | None = None
     """Set if D must begin with this token, although the client does not receive it now: P has drawn it by lot. If D
     drew again where P's token cannot be shown, such tokens would come too seldom."""
+
+
+class SourceHeld(msgspec.Struct, frozen=True):
+    """The source of a prefill leg has answered with a hold: the leg was sent, and pulls it."""
+
+    source: PrefixSource
+    by: InstanceId
+    """The leg's instance."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -152,7 +163,18 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Chosen | FleetChanged | PrefillAnswered | Refused | Lost | EarlyLost | Opened | Ended | ClientLeft | Released | Tick
+    Chosen
+    | FleetChanged
+    | PrefillAnswered
+    | SourceHeld
+    | Refused
+    | Lost
+    | EarlyLost
+    | Opened
+    | Ended
+    | ClientLeft
+    | Released
+    | Tick
 )
 
 
@@ -166,13 +188,15 @@ class Choose(msgspec.Struct, frozen=True):
     hand_over: bool
     second: bool = False
     """A prefill leg is under way, and D's place is taken: another pair is wanted only if it can begin now. If there is
-    none, nothing changes."""
+    none, nothing changes. A second leg has no source: it computes what its instance lacks."""
     holders: tuple[InstanceId, ...] = ()
     """Instances that hold the prompt's blocks, or may do so soon: a new decode instance must be able to pull
     from them."""
     unbound: bool = False
     """The drawn first token is given up, as no instance is left that begins with it: any engine may answer, with a draw
     of its own."""
+    otherwise: tuple[frozenset[InstanceId], ...] = ()
+    """For a second leg: what to exclude in place of `excluded`, one after the other, while no pair is found."""
 
 
 class AwaitFleet(msgspec.Struct, frozen=True):

@@ -19,7 +19,8 @@ The guarantees:
 - where `router.core.early_leg` allows it, the decode leg is sent before P has answered (an *early leg*). It holds no
   blocks at D. If P's leg fails, the early leg is closed, and the request goes on as if it had not been sent;
 - if a P stays silent for its turn, a second leg is sent to another P, if there is another. The first answer is used;
-  the other leg runs to its end unused, and its hold is released.
+  the other leg runs to its end unused, and its hold is released. A leg that pulls a prompt's beginning has a short turn
+  (`router.core.turns`), and without another P the same P gets a leg without a source in its place.
 
 The machine does not know HTTP, instances' load, or any time other than `now`.
 """
@@ -70,10 +71,12 @@ from router.core.events import (
     SendEarly,
     SendPrefill,
     SendSeed,
+    SourceHeld,
     Tick,
     UseEarly,
     not_sent,
 )
+from router.core.turns import TURN, TURN_LEAST_S, second_choice, turn_s
 
 __all__ = [
     "CANCEL_WAIT_S",
@@ -117,6 +120,7 @@ __all__ = [
     "SendEarly",
     "SendPrefill",
     "SendSeed",
+    "SourceHeld",
     "Tick",
     "UseEarly",
     "not_sent",
@@ -138,13 +142,6 @@ HOLD_USE_S = 20.0
 of a D that has the leg extend it (the first within 5 s). After the lease the blocks may belong to another prompt, and a
 D without Baton's connector would not notice."""
 
-TURN = 0.5
-"""The share of a waiting client's time that one instance may use up while another could still take over."""
-
-TURN_LEAST_S = 0.1
-"""A turn of fewer seconds is too short for a prefill: then no other instance is asked."""
-
-
 PREFILLED: frozenset[str | None] = frozenset({"length", "stop"})
 """The finish reasons of a prefill leg that has computed its prompt."""
 
@@ -165,8 +162,8 @@ class Journey:
     __slots__ = (
         "aborted", "arrived", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode",
         "early", "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs",
-        "now", "outcome", "prefill", "prefilled", "spared", "spoken", "stall_s", "state", "stream", "touched",
-        "transfer", "turn_ends", "unbound", "unpinned", "untold", "whole_deadline",
+        "now", "outcome", "prefill", "prefilled", "pulled", "sent_at", "spared", "spoken", "stall_s", "state", "stream",
+        "touched", "transfer", "turn_ends", "unbound", "unpinned", "untold", "whole_deadline",
     )  # fmt: skip
 
     def __init__(
@@ -237,6 +234,10 @@ class Journey:
         """The time at which the early leg is to be sent; infinite: none is to be sent, or it was sent."""
         self.turn_ends = math.inf
         """The time at which the leg that was sent last has used up its share of a waiting client's time."""
+        self.sent_at = 0.0
+        """When the last prefill leg was sent; with a source, when that was asked."""
+        self.pulled: PrefixSource | None = None
+        """The source of the hold that the last prefill leg pulls; None: it pulls nothing, as far as is known."""
 
     def begin(self) -> tuple[Effect, ...]:
         """The first effect: ask the policy."""
@@ -324,23 +325,35 @@ class Journey:
         if not self.asks_second:
             return ()
         self.asks_second = False
-        if event.prefill is None or event.decode is None or not {event.prefill, event.decode}.isdisjoint(self.legs):
-            self._begin_turn()  # nothing to do but wait; an instance may be free after as long again
+        anew = self.pulled is not None and event.prefill == self.prefill  # the same P: in place of the leg that pulls
+        taken = {event.decode} if anew else {event.prefill, event.decode}
+        if event.prefill is None or event.decode is None or not taken.isdisjoint(self.legs):
+            self._go_on()  # nothing to do but wait; an instance may be free after as long again
             return ()
         early = self._drop_early()  # it waits for the hold of the first P
+        first = self._outlast() if anew else ()
         self.attempt += 1
         self.because, self.decode = event.because, event.decode
-        return (*early, self._send_prefill(event.prefill, event.source))
+        return (*early, *first, self._send_prefill(event.prefill, None))
 
     def _send_prefill(self, instance: InstanceId, source: PrefixSource | None) -> SendPrefill:
         self.state, self.prefill = JourneyState.PREFILLING, instance
         self.legs += (instance,)
-        self._begin_turn()
+        self.sent_at, self.pulled = self.now, None
+        self.turn_ends = self.now + turn_s(self.deadline - self.now)
         return SendPrefill(instance, self.attempt, source)
 
-    def _begin_turn(self) -> None:
-        turn_s = (self.deadline - self.now) * TURN
-        self.turn_ends = self.now + turn_s if turn_s >= TURN_LEAST_S else self.deadline
+    def _go_on(self) -> None:
+        """The last leg has another turn."""
+        self.turn_ends = self.now + turn_s(self.deadline - self.now, self.now - self.sent_at, self.pulled)
+
+    def _source_held(self, event: SourceHeld) -> tuple[Effect, ...]:
+        """The last leg pulls: from here on a source that stands still would keep the client waiting."""
+        if event.by == self.prefill and not self.asks_second:
+            latest, self.pulled = self.turn_ends, event.source
+            self._go_on()
+            self.turn_ends = min(self.turn_ends, latest)
+        return ()
 
     def _let_go(self, via: InstanceId | None) -> tuple[Effect, ...]:
         """Release a hold that this journey will not use. `via` is not P: an engine cannot release its own."""
@@ -456,7 +469,7 @@ class Journey:
 
     def _ask_second(self) -> tuple[Effect, ...]:
         self.asks_second = True
-        return (Choose(self.excluded | {*self.legs}, self.hand_over, second=True, holders=self.legs),)
+        return (second_choice(self.excluded, self.legs, self.pulled, hand_over=self.hand_over),)
 
     def _outlast(self) -> tuple[Effect, ...]:
         """Let the prefill legs that are still under way run to their end unused."""
@@ -606,6 +619,7 @@ _TABLE = {
     (JourneyState.CHOOSING, Chosen): Journey._chosen,
     (JourneyState.CHOOSING, FleetChanged): Journey._fleet_changed,
     (JourneyState.PREFILLING, Chosen): Journey._second_chosen,
+    (JourneyState.PREFILLING, SourceHeld): Journey._source_held,
     (JourneyState.PREFILLING, PrefillAnswered): Journey._prefilled,
     (JourneyState.PREFILLING, Refused): Journey._prefill_refused,
     (JourneyState.PREFILLING, Lost): Journey._prefill_lost,

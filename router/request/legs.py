@@ -143,8 +143,10 @@ class AwaitedSource(CollectedAnswer, ABC):
     __slots__ = ()
 
     @abstractmethod
-    def take(self, said: Answer | EngineLost | None) -> None:
-        """Send the leg that waits, with the hold that this answer describes, or without one."""
+    def take(self, said: Answer | EngineLost | None) -> j.Event | None:
+        """Send the leg that waits, with the hold that this answer describes, or without one. Returns what the journey
+        is told.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -198,6 +200,12 @@ class PrefillLeg(CollectedAnswer):
             http.close()
         if http is not None or source is not None:
             self._owner.prefill_over(self)
+
+    def leave_source(self) -> None:
+        """A leg that was sent is not wanted any more: give up the hold that it may pull."""
+        source, self.source = self.source, None
+        if source is not None:
+            source.close()
 
     def forgo(self) -> bool:
         """The leg is not wanted any more: end it if it still waits for its source. Returns whether it was ended so."""

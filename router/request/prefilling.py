@@ -87,14 +87,17 @@ class Prefilling(PrefillOwner):
             leg.http = parts.engines.legs.send(target.url, self._request.path, headers, body, leg)
             return
 
-        def send(held: wire.TransferFields | None) -> None:
+        source = effect.source
+
+        def send(held: wire.TransferFields | None) -> j.Event | None:
             body = self._outgoing.prefill_body(instance, attempt, token_ids=token_ids, source=held)
             leg.http = parts.engines.legs.send(
                 target.url, self._request.path, headers, body, leg, once=held is not None
             )
+            return None if held is None else j.SourceHeld(source, instance)
 
         wanted = self._scheduled.context.wanted
-        sourcing = Sourcing(parts, self._request, self._outgoing, self._sink, effect.source, wanted, attempt, send)
+        sourcing = Sourcing(parts, self._request, self._outgoing, self._sink, source, wanted, attempt, send)
         leg.source = sourcing
         sourcing.begin()
 
@@ -219,7 +222,10 @@ class Prefilling(PrefillOwner):
             leg.forgo()
 
     def cancel(self, instance: InstanceId) -> None:
-        """Ask P to abort its leg."""
+        """Ask P to abort its leg, and give up the hold that the leg may pull."""
+        leg = self._legs.get(instance)
+        if leg is not None:
+            leg.leave_source()
         self._parts.tasks.spawn(self._releases().cancel_prefill(instance), f"abort-{self._request.id}")
 
     def outlast(self, instance: InstanceId) -> None:

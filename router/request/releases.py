@@ -38,8 +38,15 @@ class Releases:
         self.headers: Final = outgoing.headers
 
     async def outlast(self, leg: PrefillLeg) -> None:
-        """Another leg has answered: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it."""
+        """Another leg is used: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it. A leg
+        with a source is cut off instead, as the same P may have the other leg, and an abort would end both. The hold
+        that it might leave is given up by its name.
+        """
         done, _ = await asyncio.wait({leg.said()}, timeout=j.PATIENCE_S)
+        if not done and leg.source is not None:
+            leg.cut()
+            await self.give_up(leg.instance, leg.attempt)
+            return
         if not done and self.parts.view.knows(leg.instance):
             await self.cancel_prefill(leg.instance)
         await self.see_out(leg, j.CANCEL_WAIT_S)

@@ -45,9 +45,11 @@ class Sourcing(AwaitedSource):
         source: j.PrefixSource,
         wanted: Wanted,
         attempt: int,
-        send: Callable[[wire.TransferFields | None], None],
+        send: Callable[[wire.TransferFields | None], j.Event | None],
     ) -> None:
-        """`send` sends the leg that waits, with the hold that it is to pull, or without one."""
+        """`send` sends the leg that waits, with the hold that it is to pull, or without one. Returns what the journey
+        is told.
+        """
         super().__init__(parts.limits.answer_bytes_max)
         self._parts: Final = parts
         self._request: Final = request
@@ -98,9 +100,9 @@ class Sourcing(AwaitedSource):
         elif not self._last.done():
             self._last.set_result(said)
 
-    def take(self, said: Answer | EngineLost | None) -> None:
+    def take(self, said: Answer | EngineLost | None) -> j.Event | None:
         if self._over:
-            return
+            return None
         held, outcome = self._read(said)
         self._hold = held
         self._stop(outcome, 0 if held is None else held.tokens)
@@ -108,7 +110,7 @@ class Sourcing(AwaitedSource):
             self._give_up(None, listens=True)
         elif isinstance(said, EngineLost) and said.reached:  # it may have been lost after its work
             self._give_up(None)
-        self._send(held)
+        return self._send(held)
 
     def _read(self, said: Answer | EngineLost | None) -> tuple[wire.TransferFields | None, str]:
         """The hold, if there is one, and the outcome as a label for metrics."""

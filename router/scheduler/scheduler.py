@@ -210,8 +210,8 @@ class Scheduler:
             if wanted.late and context.promise.sheds:
                 calls += self.line.leave(context, placed=False)
                 return admission.refusal(wanted), calls
-        chosen = self.policy(fleet, wanted)
-        if effect.second and (chosen.prefill is None or _keeps_apart(fleet, effect, wanted, chosen)):
+        chosen = self._choose_second(fleet, wanted, effect) if effect.second else self.policy(fleet, wanted)
+        if effect.second and not _is_second_pair(fleet, effect, wanted, chosen):
             kept = former if former is not None and self.view.knows(former) else None
             return Chosen(None, None, chosen.because), calls + self.occupy(context, kept)
         held, prefill = False, chosen.prefill
@@ -245,11 +245,21 @@ class Scheduler:
         """
         return self.policy(self.view.all(), wanted)
 
+    def _choose_second(self, fleet: FleetSnapshot, wanted: Wanted, effect: Choose) -> Chosen:
+        """The first pair for a second leg that any of the effect's exclusions allows; without one, the last reply."""
+        chosen = self.policy(fleet, wanted)
+        for excluded in effect.otherwise:
+            if _is_second_pair(fleet, effect, wanted, chosen):
+                break
+            chosen = self.policy(fleet, replace(wanted, excluded=excluded))
+        return chosen
+
     def _asks(self, context: SchedulingContext, effect: Choose, now: float) -> Wanted:
         promise = context.promise
         return replace(
             context.wanted,
             hand_over=effect.hand_over and not _aggregated(self.guard, context, effect, now),
+            one_prompt=context.wanted.one_prompt and not effect.second,
             excluded=effect.excluded,
             routers=self.view.routers,
             ttft_ms=0.0 if context.begun else promise.ttft_ms,
@@ -403,6 +413,11 @@ def _goes_on(effect: Choose, booking: InflightRequest | None) -> None:
     """The first leg of a request with a second one goes on: its prompt still keeps answers there waiting."""
     if effect.second and booking is not None:
         booking.stall_ms = 0.0
+
+
+def _is_second_pair(fleet: FleetSnapshot, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:
+    """Whether a second leg can be sent by this choice, and the answer can come from either leg."""
+    return chosen.prefill is not None and not _keeps_apart(fleet, effect, wanted, chosen)
 
 
 def _keeps_apart(fleet: FleetSnapshot, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:

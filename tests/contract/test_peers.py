@@ -31,6 +31,7 @@ from router.fleet.snapshot import FleetSnapshot
 from router.predict.step_model import Make
 from router.request.outgoing import Outgoing
 from router.scheduler.scoring import policies
+from router.scheduler.scoring.figures import SOURCE_S_MAX, SOURCE_S_MIN
 
 pytestmark = pytest.mark.timed
 
@@ -38,6 +39,9 @@ SENTENCE = "In the {}th year the old harbour master wrote down which ships had c
 TOKEN_MS = 0.2
 """Prefill time for each prompt token, in ms, of the mocks and in the step model: 800 tokens take 0.16 s."""
 
+
+MARGIN_S = 1.0
+"""For messages, a decode leg of 20 tokens and a busy machine."""
 
 COSTS = SimpleCosts(step_ms=1.0, prefill_ms_per_1k=1000 * TOKEN_MS)
 
@@ -62,6 +66,8 @@ class Peers:
     client: aiohttp.ClientSession
     seq: int = 0
     messages: list[dict[str, Any]] = field(default_factory=list)
+    took_s = cold_s = 0.0
+    """Of the last turn: the time until its answer, and the time of its prompt without any cache, in seconds."""
 
     async def beat(self, name: str, **more: Any) -> None:
         self.seq += 1
@@ -104,16 +110,19 @@ class Peers:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("baton_instance_inflight{"))
 
     async def turn(self, name: str, **more: Any) -> tuple[str, Any]:
-        """Send the conversation's next turn. Returns the answer, and the scheduler's choice."""
+        """Send the conversation's next turn. Returns the answer, and the scheduler's first choice."""
         number = len(self.messages)
         lines = "".join(SENTENCE.format(100 * number + line) for line in range(30 if not number else 3))
         self.messages.append({"role": "user", "content": lines})
         body = {"model": "fake", "messages": self.messages, "max_tokens": 20, "temperature": 0, **more}
+        began = asyncio.get_running_loop().time()
         async with self.client.post(
             f"{self.endpoint}/v1/chat/completions", json=body, headers={"X-Request-Id": name}
         ) as answer:
             told = await answer.json()
             assert answer.status == 200, told
+        self.took_s = asyncio.get_running_loop().time() - began
+        self.cold_s = told["usage"]["prompt_tokens"] * TOKEN_MS / 1000
         text = str(told["choices"][0]["message"]["content"])
         assert text == await self.alone(), "as one engine says it"
         self.messages.append({"role": "assistant", "content": text})
@@ -136,6 +145,11 @@ class Peers:
         async with self.client.post(url, json={"fault": fault, "leg": leg, "times": 1}) as answer:
             assert answer.status == 200, await answer.text()
 
+    async def mend(self, name: str) -> None:
+        """Remove the faults of this instance."""
+        async with self.client.delete(f"{self.mocks.instances[name].url}/mock/faults") as answer:
+            assert answer.status == 200, await answer.text()
+
     async def nothing_runs(self) -> None:
         """Wait until the router has no leg, and no instance a hold."""
         async with asyncio.timeout(5):
@@ -148,6 +162,10 @@ class Peers:
         body = {"model": "fake", "messages": self.messages, "max_tokens": 20, "temperature": 0}
         async with self.client.post(f"{self.mocks.instances['alone'].url}/v1/chat/completions", json=body) as answer:
             return str((await answer.json())["choices"][0]["message"]["content"])
+
+    def struck(self, name: str) -> int:
+        """How often the faults of this instance have struck."""
+        return sum(each.struck for each in self.mocks.instances[name].faults.active)
 
     def pulled(self, name: str) -> int:
         return self.mocks.instances[name].load().external_kv_tokens
@@ -201,7 +219,36 @@ async def test_a_source_that_does_not_answer_costs_its_wait(fault: str) -> None:
         assert "more from d0" in second["because"] and second["prefill"] == other
         outcome = {"refuse": "refused", "break": "lost", "hang": "late"}[fault]
         assert await fleet.counted(outcome) == 1
+        expected_s = fleet.cold_s + (max(SOURCE_S_MIN, fleet.cold_s) if fault == "hang" else 0.0)
+        assert 0.8 * expected_s < fleet.took_s < expected_s + MARGIN_S < SOURCE_S_MAX
         await fleet.nothing_is_held()
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["the same P", "another P"])
+async def test_a_source_that_stands_still_during_the_pull_costs_the_cold_time_and_its_wait(others: int) -> None:
+    """Then a P computes the prompt without a source. The holds of the source and of the first leg are given up."""
+    async with peers("p0", "p1", "d0") as fleet:
+        if others:
+            await fleet.turn("one")
+            for name in ("p0", "p1"):  # both without what they had
+                await fleet.beat(name, epoch=2)
+        else:
+            await fleet.begun()
+        for name in ("p0", "p1"):
+            await fleet.fail(name, "hang_pull", leg="decode")
+        async with asyncio.timeout(60):  # by the loop's clock; half of the deadline is 150 s
+            _, chosen = await fleet.turn("two")
+        assert "more from d0" in chosen["because"] and await fleet.counted("held") == 1
+        last = [each for each in (await fleet.told("/explain/two"))["turns"] if each["turn"] == "choice"][-1]
+        first = next(name for name in ("p0", "p1") if fleet.struck(name))
+        assert (last["prefill"] == first) == (not others) and "more from" not in last["because"]
+        turn_s = fleet.cold_s + max(SOURCE_S_MIN, fleet.cold_s)
+        assert 0.8 * turn_s < fleet.took_s < turn_s + fleet.cold_s + MARGIN_S
+        source, puller = fleet.mocks.instances["d0"], fleet.mocks.instances[first]
+        await eventually(lambda: source.load().kv_usage == 0, "the source's hold is given up while the pull hangs")
+        assert puller.load().kv_usage > 0, "a read under way may still write"
+        await fleet.mend(first)
+        await fleet.nothing_runs()
 
 
 async def test_a_source_without_the_prefix_gives_nothing() -> None:

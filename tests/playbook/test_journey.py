@@ -43,6 +43,7 @@ from router.core.journey import (
     SendEarly,
     SendPrefill,
     SendSeed,
+    SourceHeld,
     Tick,
     UseEarly,
 )
@@ -231,6 +232,105 @@ def test_a_client_that_leaves_with_two_legs_under_way() -> None:
     play(machine, [(ClientLeft(), [CloseDecode(), OutlastPrefill(P), ForgoPrefill(P2)])], now=60.0)
     play(machine, [(Tick(), [CancelPrefill(P2)])], now=60.0 + PATIENCE_S)
     play(machine, [(answer(P2, None, "abort"), [Finish("client_left")])], now=62.0)
+
+
+# -- a source that stands still --
+
+SOURCE = PrefixSource(D2, 100, 1.0, cold_s=3.0)
+PULLED = SourceHeld(SOURCE, P)
+WITHOUT = Choose(
+    frozenset({P, D2}),
+    hand_over=True,
+    second=True,
+    holders=(P,),
+    otherwise=(frozenset({P}), frozenset({D2}), frozenset()),
+)
+"""The second leg goes to another P and to a D that is not the source; if there is none, also to these."""
+
+
+def pulling(source: PrefixSource = SOURCE) -> Journey:
+    """P was sent at 1 s, and pulls a prompt's beginning from 1.2 s on."""
+    machine = journey()
+    play(machine, [(Chosen(P, D, "test", source=source), [SendPrefill(P, 1, source)])])
+    assert machine.next_wakeup() == HALF, "a source that does not answer has a wait of its own"
+    play(machine, [(SourceHeld(source, P), [])], now=1.2)
+    return machine
+
+
+def test_a_leg_that_pulls_has_the_time_of_a_cold_prompt_and_the_sources_wait() -> None:
+    machine = pulling()
+    assert machine.next_wakeup() == pytest.approx(5.0)
+    play(machine, [(Tick(), [])], now=4.9)
+    play(machine, [(Tick(), [WITHOUT]), (Chosen(P2, D, "second", source=SOURCE), [SendPrefill(P2, 2)])], now=5.0)
+    assert machine.next_wakeup() == 5.0 + 95.0 * TURN, "the second leg pulls nothing"
+    play(machine, [(answer(P2, HOLD_2), [OutlastPrefill(P), SendDecode(D, HOLD_2)])], now=5.1)
+
+
+def test_the_leg_that_pulls_may_still_answer_first() -> None:
+    machine = pulling()
+    play(machine, [(Tick(), [WITHOUT]), (Chosen(P2, D, "second"), [SendPrefill(P2, 2)])], now=5.0)
+    play(machine, [(answer(P, HOLD), [OutlastPrefill(P2), SendDecode(D, HOLD)])], now=5.1)
+
+
+def test_without_another_p_the_same_p_computes_the_prompt_without_a_source() -> None:
+    """Its first leg is let go then: a P has one awaited leg of a request."""
+    machine = pulling()
+    again = Chosen(P, D, "the same again", source=SOURCE)
+    play(machine, [(Tick(), [WITHOUT]), (again, [OutlastPrefill(P), SendPrefill(P, 2)])], now=5.0)
+    play(machine, [(answer(P, HOLD_2), [SendDecode(D, HOLD_2)]), (Opened(), [Relay()])], now=5.1)
+    assert machine.excluded == frozenset()
+    machine = pulling()
+    play(machine, [(Tick(), [WITHOUT]), (Chosen(D, P, "it would decode there"), [])], now=5.0)
+
+
+def test_the_early_leg_of_a_leg_that_pulls_is_closed_as_any_other() -> None:
+    machine = journey()
+    chosen = Chosen(P, D, "test", source=SOURCE, early_s=0.0)
+    play(machine, [(chosen, [SendPrefill(P, 1, SOURCE), SendEarly(D, P, 1)]), (PULLED, [])])
+    again = [CloseEarly(), OutlastPrefill(P), SendPrefill(P, 2)]
+    play(machine, [(Tick(), [WITHOUT]), (Chosen(P, D, "again"), again)], now=5.0)
+
+
+def test_where_none_can_begin_a_leg_that_pulls_has_as_long_again() -> None:
+    machine = pulling()
+    asked = [5.0, 9.0, 17.0, 33.0]
+    for at in asked:
+        assert machine.next_wakeup() == pytest.approx(at)
+        play(machine, [(Tick(), [WITHOUT]), (Chosen(None, None, "full"), [])], now=at)
+    assert machine.next_wakeup() == pytest.approx(65.0), "within half of what is left"
+    play(machine, [(Tick(), [WITHOUT]), (Chosen(None, None, "full"), [])], now=65.0)
+    assert machine.next_wakeup() == 65.0 + 35.0 * TURN
+    play(machine, [(HELD, [SendDecode(D, HOLD)])], now=70.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "ends"),
+    [
+        (PrefixSource(D2, 100, 0.2, cold_s=0.02), 1.2 + TURN_LEAST_S),
+        (PrefixSource(D2, 100, 1.0, cold_s=1000.0), HALF),
+        (PrefixSource(D2, 100, 1.0), HALF),
+    ],
+    ids=["no shorter than a turn", "no later than without a source", "the cold time is not known"],
+)
+def test_the_bounds_of_a_turn_with_a_source(source: PrefixSource, ends: float) -> None:
+    assert pulling(source).next_wakeup() == pytest.approx(ends)
+
+
+def test_what_is_said_of_another_leg_or_too_late_sets_no_turn() -> None:
+    machine = silent()
+    before = machine.next_wakeup()
+    play(machine, [(PULLED, [])], now=HALF + 1)
+    assert machine.next_wakeup() == before, "P2 was sent last"
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)]), (PULLED, [])])
+    assert machine.state is JourneyState.OPENING
+
+
+def test_the_last_try_of_a_leg_that_pulls_has_all_the_time_that_is_left() -> None:
+    machine = journey()
+    machine.attempts_max = 1
+    play(machine, [(Chosen(P, D, "test", source=SOURCE), [SendPrefill(P, 1, SOURCE)]), (PULLED, [])])
+    assert machine.next_wakeup() == 100.0
 
 
 def test_a_choice_that_the_journey_did_not_ask_for_sends_nothing() -> None:

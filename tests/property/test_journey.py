@@ -9,6 +9,7 @@ from router.core import journey as j
 
 NAMES = st.sampled_from([InstanceId(name) for name in ("a", "b", "c")])
 HOLDS = st.none() | st.builds(lambda n: TransferFields({"remote_num_tokens": n}), st.integers(1, 9))
+SOURCE = j.PrefixSource(InstanceId("d"), 100, 1.0, cold_s=5.0)
 EVENTS = st.one_of(
     st.builds(j.Chosen, st.none() | NAMES, st.none() | NAMES, st.just("")),
     st.just(j.Chosen(None, None, "", wait=True)),
@@ -26,6 +27,8 @@ EVENTS = st.one_of(
     st.just(j.Lost("cannot be told", untouched=True, unpinned=True)),
     st.builds(j.EarlyLost, st.just("lost")),
     st.builds(j.Chosen, NAMES, NAMES, st.just(""), early_s=st.sampled_from((0.0, 10.0))),
+    st.builds(j.Chosen, NAMES, NAMES, st.just(""), source=st.just(SOURCE)),
+    st.builds(j.SourceHeld, st.just(SOURCE), NAMES),
     st.just(j.Opened()),
     st.just(j.Ended()),
     st.just(j.ClientLeft()),

@@ -10,6 +10,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.chaos_sources import sourced
 from support.simulated import HANDS_OVER, members, of_roles
 
@@ -18,7 +19,8 @@ from cluster.instance import Role
 from engine.mock.settings import SimpleCosts
 from loadgen.arrival import Arrival
 from router.core import journey as j
-from router.core.events import Chosen
+from router.core.events import Chosen, PrefixSource
+from router.core.journey import PATIENCE_S
 from router.core.values import Wanted
 from router.fleet import events as d
 from router.fleet.snapshot import FleetSnapshot
@@ -27,6 +29,7 @@ from router.scheduler.scoring.policies import POLICIES
 from sim import sourcing
 from sim.faults import KINDS, Fault, Faults
 from sim.instance import SimulatedLeg
+from sim.kernel import NS
 from sim.replay import replay
 from sim.result import WRONG, Result
 from sim.settings import SimSettings
@@ -117,6 +120,50 @@ def test_without_faults_all_is_served_and_prefixes_are_pulled() -> None:
     result = world.run(conversations(13, 4, gap_s=0.5, first=96, more=48, answer=12))
     assert (result.columns["status"] == 200).all()
     assert world.pulls.ended > 60, "more than one pull for each of 52 requests"
+
+
+# --- a source that stands still ---------------------------------------------------------------------------------------
+
+
+COLD_S, WAIT_S = 0.02, 0.3
+BEFORE, SOURCE = InstanceId("decode-1"), InstanceId("decode-2")
+
+
+def pulls_from_the_last(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
+    """Hand over; the first turn to one decode instance, and the second, with that one as its source, to another one."""
+    second = wanted.prompt_tokens > 110
+    chosen = HANDS_OVER(fleet, replace(wanted, excluded=wanted.excluded | {BEFORE if not second else SOURCE}))
+    return replace(chosen, source=PrefixSource(SOURCE, 96, WAIT_S, 0.0, COLD_S)) if second else chosen
+
+
+@pytest.mark.parametrize("another", [True, False], ids=["another P", "the same P"])
+def test_a_source_that_stands_still_during_the_pull_costs_the_cold_time_and_its_wait(another: bool) -> None:
+    """The source's network stops in the middle of a pull that takes 120 ms, and goes on a minute later."""
+    fleet = members(P, D, D, *([P] if another else []), nic_gb_s=0.05, config={"lease_s": 300.0})
+    world = World(fleet, SimSettings(peers=True, greedy=True, first_token_s=60.0), policy=pulls_from_the_last)
+    pullers = [InstanceId("prefill-0"), *([InstanceId("prefill-3")] if another else [])]
+    kills = [Fault(at_s=1.0, kind="kill", instance=each) for each in pullers]  # only decode instances have the prefix
+    stop_s = 5.08
+    Faults(world, [*kills, Fault(at_s=stop_s, kind="link", instance=SOURCE, factor=10**9, duration_s=60.0)], 0)
+    source = world.by_name[SOURCE]
+    seen: list[tuple[int, float, float]] = []
+
+    def look(_: object) -> None:
+        usage = max(world.kv_usage(world.by_name[each]) for each in pullers)
+        seen.append((len(source.nic.sending), world.kv_usage(source), usage))
+
+    for at_s in (stop_s, stop_s + COLD_S + WAIT_S + PATIENCE_S + 0.5):
+        world.kernel.at(round(at_s * NS), look)
+    result = world.run(conversations(1, 2, gap_s=5.0, first=96, more=48, answer=12))
+    (flows, held, _), (flows_later, held_later, pulled_later) = seen
+    assert flows == flows_later == 1 and held > 0
+    assert held_later == 0, "the source's hold is given up"
+    assert pulled_later > 0, "a read under way may still write"
+    rows = result.columns
+    assert (rows["outcome"] == 1).all() and rows["attempts"].tolist() == [1, 2], result.details
+    ttft_s = float(result.latency_s("ttft")[1])
+    assert COLD_S + WAIT_S < ttft_s < COLD_S + WAIT_S + 0.3, "half of the deadline is 30 s"
+    assert not (rows["flags"] & WRONG).any()
 
 
 # --- the gain ---------------------------------------------------------------------------------------------------------

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.core.journey import Choose, Lost
+from router.core.journey import Choose, Chosen, Lost
 from router.core.load_notes import BookingState, LoadNote, PromptState
 from router.core.values import ProofStanding, Reported, Wanted
 from router.fleet import events as d
+from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView, can_pin, turned_away
 from router.predict.prefix_cache import PrefixCacheIndex
 from router.scheduler.placements import SchedulingContext
@@ -152,6 +154,32 @@ def test_a_second_leg_keeps_the_place_for_the_answer() -> None:
     chosen, _ = here.choose(one, SECOND, 0.0)
     assert (chosen.prefill, chosen.decode) == (P2, D), "its own place on D does not make D full"
     assert (one.decode, here.view.get(D).inflight) == (D, 1)
+
+
+def test_a_second_leg_goes_to_an_excluded_instance_where_there_is_no_other() -> None:
+    """The exclusions are tried one after the other; none of them is met while a pair is found."""
+    without = msgspec.structs.replace(SECOND, excluded=frozenset({P, D}))
+    others = (frozenset({P}), frozenset({D}), frozenset[InstanceId]())
+    for here, prefill in ((with_second(), P2), (scheduler(places=9), P)):
+        one = context()
+        here.choose(one, ASK, 0.0)
+        assert here.choose(one, without, 0.0)[0].prefill is None
+        chosen, _ = here.choose(one, msgspec.structs.replace(without, otherwise=others), 0.0)
+        assert (chosen.prefill, chosen.decode, one.decode) == (prefill, D, D)
+
+
+def test_a_second_leg_looks_for_no_source() -> None:
+    one, asked = context(), []
+    one.wanted = msgspec.structs.replace(one.wanted, one_prompt=True)
+
+    def noted(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
+        asked.append(wanted.one_prompt)
+        return POLICIES["least_load"](fleet, wanted)
+
+    here = Scheduler(with_second().view, noted)
+    here.choose(one, ASK, 0.0)
+    here.choose(one, SECOND, 0.0)
+    assert asked == [True, False]
 
 
 def test_without_a_second_prefill_instance_nothing_changes() -> None:

@@ -246,7 +246,8 @@ class RowTimes:
                 if ms <= own_ms * (1.0 - CLEAR) and ms <= own_ms - LEAST_MS:
                     self.prompt[at], self.stall[at] = ms, speeds[row].prefill_factor * stall_ms
                     wait_s = min(SOURCE_S_MAX, max(SOURCE_S_MIN, own_ms / 1000.0))
-                    self.sources[row] = PrefixSource(fleet.at(source).id, cached, wait_s, leg_ms)
+                    cold_s = (own_ms + speeds[row].lead + _before_ms(fleet, row, now)) / 1000.0
+                    self.sources[row] = PrefixSource(fleet.at(source).id, cached, wait_s, leg_ms, cold_s)
                     break
 
     def _add_firsts(self, of: Figures, rows: Sequence[int], opened: Sequence[bool]) -> None:
@@ -283,6 +284,12 @@ class RowTimes:
             self.more.append(more)
             self.before.append(before)
             self.used.append(before + more)
+
+
+def _before_ms(fleet: FleetSnapshot, row: int, now: float) -> float:
+    """The time for the prompts that a row computes first (`InflightLoad.waits_ms`)."""
+    wait = abs(fleet.inflight.rows[row].ends - now * 1000.0)
+    return wait if wait < math.inf else 0.0
 
 
 def _source_ms(fleet: FleetSnapshot, source: int, now: float) -> float:

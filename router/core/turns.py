@@ -1,0 +1,51 @@
+"""Turns: how long one instance may keep a client waiting while another could take over, and which one may. Pure."""
+
+from __future__ import annotations
+
+from cluster.ids import InstanceId
+from router.core.events import Choose, PrefixSource
+
+TURN = 0.5
+"""The share of a waiting client's time that one instance may use up while another could still take over."""
+
+TURN_LEAST_S = 0.1
+"""A turn of fewer seconds is too short for a prefill: then no other instance is asked."""
+
+
+def turn_s(left_s: float, silent_s: float = 0.0, pulled: PrefixSource | None = None) -> float:
+    """Seconds from now to the end of a prefill leg's turn.
+
+    A leg that pulls a prompt's beginning has as long as the prompt is expected to take without that, and as long as the
+    source's answer may take: a source that stands still during the pull costs no more. If no other instance can begin
+    then, the leg has as long again as it was silent.
+
+    Args:
+        left_s: seconds to the deadline.
+        silent_s: seconds since the leg was sent.
+        pulled: the source of the hold that the leg pulls; None: it pulls nothing.
+    """
+    half_s = left_s * TURN
+    if half_s < TURN_LEAST_S:
+        return left_s
+    if pulled is None or pulled.cold_s <= 0:
+        return half_s
+    expected_s = pulled.cold_s + pulled.wait_s
+    rest_s = expected_s - silent_s if silent_s < expected_s else silent_s
+    return min(half_s, max(TURN_LEAST_S, rest_s))
+
+
+def second_choice(
+    excluded: frozenset[InstanceId], legs: tuple[InstanceId, ...], pulled: PrefixSource | None, *, hand_over: bool
+) -> Choose:
+    """Ask for a second prefill leg beside `legs`. `excluded`: instances that have failed the request.
+
+    If the silent leg pulls (`pulled`), the source may be what stands still: the answer's instance should be another.
+    And the leg's own instance may be well: it computes the prompt if there is no other.
+    """
+    others = excluded | {*legs}
+    if pulled is None:
+        return Choose(others, hand_over, second=True, holders=legs)
+    source = frozenset({pulled.instance})
+    return Choose(
+        others | source, hand_over, second=True, holders=legs, otherwise=(others, excluded | source, excluded)
+    )
