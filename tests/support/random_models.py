@@ -136,7 +136,18 @@ def write_model(kind: str, folder: Path, seed: int = 1) -> Path:
         shutil.copyfile(model_path() / name, folder / name)
     if kind.endswith("vision"):
         _add_images(folder, kind)
+    if kind == "bare vision":
+        _name_as_vllm(folder / "model.safetensors")
     return folder
+
+
+def _name_as_vllm(weights: Path) -> None:
+    """Name the image encoder's weights as vLLM 0.32 loads them, and as transformers before 5 saved them."""
+    from safetensors.torch import load_file, save_file
+
+    of_encoder, named = "vision_tower.", load_file(weights)
+    as_before = {name.replace(of_encoder, f"{of_encoder}vision_model."): each for name, each in named.items()}
+    save_file(as_before, weights, metadata={"format": "pt"})
 
 
 def picture(seed: int) -> str:
