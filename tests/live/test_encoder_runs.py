@@ -24,6 +24,8 @@ from support.random_models import LETTERS, OF_PICTURES, picture, write_model
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1200)]
 SITE = Path(clusters.__file__).parent / "encoder_site"
+ROOT = Path(clusters.TESTS).parent
+"""The patch imports from `engine` before Python looks into the working directory: it must find this checkout's."""
 SHOWN = OF_PICTURES[0]
 """Marks a picture's place in the text."""
 
@@ -74,7 +76,11 @@ def counted(folder: Path, kind: str, connector: str, monkeypatch: pytest.MonkeyP
         (runs / name).touch()
     args = {"dtype": "float32", "max-model-len": 1024, "limit-mm-per-prompt": {"image": 2}}
     pools = {
-        name: {"start": 1, "engine_args": args, "env": {"PYTHONPATH": str(SITE), "ENCODER_RUNS": str(runs / name)}}
+        name: {
+            "start": 1,
+            "engine_args": args,
+            "env": {"PYTHONPATH": f"{SITE}:{ROOT}", "ENCODER_RUNS": str(runs / name)},
+        }
         for name in ("prefill", "decode")
     }
     spec = {"models": [{"name": str(model), "served_name": "tiny", "pools": pools}],
