@@ -7,6 +7,8 @@ Not checked:
 - files with other bytes and the right length: neither vLLM nor Baton has a checksum of them, so an engine would
   read them as they are (nothing but the engine's own user can write there);
 - a disk that is full, slow or returns errors, and host memory that runs out;
+- that a source leg from a tier is struck: `least_load` chooses no source, and how many `workload` chooses is only
+  printed here (`tests/live/test_peer_tiers.py` has source legs from a tier, without faults);
 - an agent or a router that dies (`tests/live/test_losses.py`, without tiers), and keepers killed with their agents;
 - times: the cores are shared, so that only a wait of a minute counts as a hang;
 - GPUs, where copies to and from the tiers run beside the steps.
