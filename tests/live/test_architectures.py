@@ -13,9 +13,7 @@ of docs/benchmarks/kinds.json, from which docs/exactness.md is made; `--publish-
 
 from __future__ import annotations
 
-import base64
 import importlib.util
-import io
 import json
 import socket
 import subprocess
@@ -33,7 +31,7 @@ import yaml
 from support.cluster import Cluster, within
 from support.engine_pair import ask
 from support.kinds import BATON, Seen, Table
-from support.random_models import LETTERS, write_adapter, write_model
+from support.random_models import LETTERS, OF_PICTURES, picture, write_adapter, write_model
 from support.redis_server import start
 
 from bench import pair
@@ -56,20 +54,6 @@ def nixl(role: Role) -> str:
     kind = "kv_producer" if role is Role.PREFILL else "kv_consumer"
     return json.dumps({"kv_connector": "NixlConnector", "kv_role": kind, "kv_buffer_device": "cpu",
                        "kv_load_failure_policy": "recompute"})  # fmt: skip
-
-
-def picture(seed: int) -> str:
-    """A picture of coloured squares, as a URL that holds all of it."""
-    from PIL import Image
-
-    image, held = Image.new("RGB", (56, 56)), io.BytesIO()
-    for at in range(64):
-        value = (at * 37 + seed * 91) % 256
-        image.paste(
-            (value, (value * 5) % 256, (value * 11) % 256), (at % 8 * 7, at // 8 * 7, at % 8 * 7 + 7, at // 8 * 7 + 7)
-        )
-    image.save(held, "PNG")
-    return "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
 
 
 class HasUrls(Protocol):
@@ -104,10 +88,12 @@ class Routed:
                 "allowed_token_ids": LETTERS}  # fmt: skip
 
     def chat(self, text: str, *, pictures: int = 0, last: bool = False, seed: int = 0) -> dict[str, Any]:
-        """Greedy. `last`: the pictures stand behind the text."""
+        """Greedy. `last`: the pictures stand behind the text, as marks in it say: vLLM puts pictures without a mark
+        in front, in whatever order a message has its parts.
+        """
         shown = [{"type": "image_url", "image_url": {"url": picture(seed + each)}} for each in range(pictures)]
-        words = [{"type": "text", "text": text}]
-        content: Any = ([*words, *shown] if last else [*shown, *words]) if shown else text
+        words = [{"type": "text", "text": text + OF_PICTURES[0] * pictures if last else text}]
+        content: Any = [*shown, *words] if shown else text
         return {"model": "tiny", "messages": [{"role": "user", "content": content}], "max_tokens": 12,
                 "temperature": 0, "ignore_eos": True, "allowed_token_ids": LETTERS}  # fmt: skip
 
@@ -369,7 +355,7 @@ def test_parsers_stand_between_tokens_and_text(front: str, tmp_path: Path, table
 @LONG
 @BOTH_FRONTS
 def test_pictures_go_both_ways(front: str, tmp_path: Path, table: Table) -> None:
-    """P encodes a picture for the prompt. D needs no encoder, unless the picture is at the prompt's end."""
+    """One picture and two, before and behind the text (`test_encoder_runs.py` counts what is encoded)."""
     model = write_model("vision", tmp_path / "model")
     with FRONTS[front](tmp_path, model, "--limit-mm-per-prompt", '{"image": 2}') as here:
         said = set()

@@ -7,6 +7,8 @@ Not checked:
 - files with other bytes and the right length: neither vLLM nor Baton has a checksum of them, so an engine would
   read them as they are (nothing but the engine's own user can write there);
 - a disk that is full, slow or returns errors, and host memory that runs out;
+- that a source leg from a tier is struck: `least_load` chooses no source, and how many `workload` chooses is only
+  printed here (`tests/live/test_peer_tiers.py` has source legs from a tier, without faults);
 - an agent or a router that dies (`tests/live/test_losses.py`, without tiers), and keepers killed with their agents;
 - times: the cores are shared, so that only a wait of a minute counts as a hang;
 - GPUs, where copies to and from the tiers run beside the steps.
@@ -51,6 +53,7 @@ HUNG_S = 60.0
 STILL_S = 5.0
 """Seconds that an engine stands still: its agent would kill it after 30."""
 BACK_S = 240.0
+HELD = 'baton_prefix_sources_total{outcome="held"}'
 
 
 @dataclass(frozen=True)
@@ -171,9 +174,11 @@ def test_conversations_beside_faults_of_engines_and_files(tmp_path: Path, policy
         known = converse(cluster.endpoint, TALKS, at_once=2, seed=7)
         used = mapped(descendants(cluster.process.pid))
         epochs = {name: each["epoch"] for name, each in cluster.status().items()}
+        held = cluster.router_metric(HELD, 0.0)
         struck = under_faults(cluster, Traffic(cluster.endpoint, known), folder)
+        held = cluster.router_metric(HELD, 0.0) - held
         found = by_source(cluster)
-        print(f"{policy}: cached by source {found}")
+        print(f"{policy}: cached by source {found}; {held:.0f} prompts' beginnings held for another instance")
         assert found["host"] > 0 and found["disk"] > 0
         after = {name: each["epoch"] for name, each in cluster.status().items()}
         assert [name for name in after if after[name] > epochs[name]] == ["decode-0"], "no other engine has ended"

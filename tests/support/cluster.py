@@ -142,6 +142,12 @@ class Cluster:
             return default
         return found[0]
 
+    def router_total(self, name: str) -> float:
+        """A metric of the router, by its name without labels: the sum over all its labels; 0 where it has none yet."""
+        with urllib.request.urlopen(self.admin + "/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
+
     def pulled(self) -> int:
         """Prompt tokens whose KV the engines have pulled from each other, by the engines' own metrics."""
         return sum(parse_load(self.metrics(instance)).external_kv_tokens for instance in self.urls)

@@ -6,6 +6,8 @@ at once. The tokenizer is the one that ships (`engine/tiny/model`): one token pe
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -68,6 +70,20 @@ def _idefics3() -> Any:
     )  # fmt: skip
 
 
+def _llava() -> Any:
+    """Another image encoder, of a model that puts no tokens around an image's 16: a prompt can end in one of them."""
+    from transformers import CLIPVisionConfig, LlavaConfig
+
+    vision = CLIPVisionConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=3, num_attention_heads=4, image_size=56,
+        patch_size=14, projection_dim=64,
+    )  # fmt: skip
+    return LlavaConfig(
+        vision_config=vision, text_config=_llama(vocab_size=VOCABULARY + len(OF_PICTURES)), image_token_index=IMAGE,
+        image_seq_length=16, tie_word_embeddings=False,
+    )  # fmt: skip
+
+
 def _gemma3() -> Any:
     from transformers import Gemma3TextConfig
 
@@ -103,7 +119,7 @@ def _wide_cache() -> Any:
 
 KINDS: dict[str, Callable[[], Any]] = {
     "dense": _dense, "gqa": _llama, "mla": _deepseek_v2, "experts": _mixtral, "sliding": _gemma3,
-    "mamba": _falcon_h1, "vision": _idefics3, "larger": _larger, "wide cache": _wide_cache,
+    "mamba": _falcon_h1, "vision": _idefics3, "bare vision": _llava, "larger": _larger, "wide cache": _wide_cache,
 }  # fmt: skip
 
 
@@ -113,27 +129,60 @@ def write_model(kind: str, folder: Path, seed: int = 1) -> Path:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     torch.manual_seed(seed)
-    loader = AutoModelForImageTextToText if kind == "vision" else AutoModelForCausalLM
+    loader = AutoModelForImageTextToText if kind.endswith("vision") else AutoModelForCausalLM
     model = loader.from_config(KINDS[kind](), dtype=torch.float32)
     model.save_pretrained(folder)
     for name in OF_TOKENIZER:
         shutil.copyfile(model_path() / name, folder / name)
-    if kind == "vision":
-        _add_images(folder)
+    if kind.endswith("vision"):
+        _add_images(folder, kind)
+    if kind == "bare vision":
+        _name_as_vllm(folder / "model.safetensors")
     return folder
 
 
-def _add_images(folder: Path) -> None:
+def _name_as_vllm(weights: Path) -> None:
+    """Name the image encoder's weights as vLLM 0.32 loads them, and as transformers before 5 saved them."""
+    from safetensors.torch import load_file, save_file
+
+    of_encoder, named = "vision_tower.", load_file(weights)
+    as_before = {name.replace(of_encoder, f"{of_encoder}vision_model."): each for name, each in named.items()}
+    save_file(as_before, weights, metadata={"format": "pt"})
+
+
+def picture(seed: int) -> str:
+    """An image of coloured squares, as a URL that holds all of it."""
+    from PIL import Image
+
+    image, held = Image.new("RGB", (56, 56)), io.BytesIO()
+    for at in range(64):
+        value = (at * 37 + seed * 91) % 256
+        image.paste(
+            (value, (value * 5) % 256, (value * 11) % 256), (at % 8 * 7, at // 8 * 7, at % 8 * 7 + 7, at // 8 * 7 + 7)
+        )
+    image.save(held, "PNG")
+    return "data:image/png;base64," + base64.b64encode(held.getvalue()).decode()
+
+
+def _add_images(folder: Path, kind: str) -> None:
     """Add the image processor, which turns an image into patches, and the special tokens for images."""
-    from transformers import AutoTokenizer, Idefics3Processor
+    from transformers import AutoTokenizer, Idefics3Processor, LlavaProcessor
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": list(OF_PICTURES)})
     assert tokenizer.convert_tokens_to_ids(OF_PICTURES[0]) == IMAGE
+    template = (folder / "chat_template.jinja").read_text()
+    if kind == "bare vision":
+        pixels = CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
+        LlavaProcessor(
+            pixels, tokenizer, patch_size=14, vision_feature_select_strategy="default", num_additional_image_tokens=1,
+            image_token=OF_PICTURES[0], chat_template=template,
+        ).save_pretrained(folder)  # fmt: skip
+        return
     edge = {"longest_edge": 56}
     pictures = Idefics3ImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False)
-    template = (folder / "chat_template.jinja").read_text()
     Idefics3Processor(pictures, tokenizer, image_seq_len=4, chat_template=template).save_pretrained(folder)
 
 
