@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long test-compiled test-gpu check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-admission bench-plan licences audit plan-example test-k8s bench-scaling wheel helm
+.PHONY: setup serve test test-long test-compiled test-gpu check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-bound bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-admission bench-plan licences audit plan-example test-k8s bench-scaling wheel helm
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -106,6 +106,9 @@ bench-choose: compile ## what one choice costs the router, by policy and size of
 
 bench-policy: compile ## Baton against the best rival with the same admission, and a bound; simulated, three hours, resumable; needs BATON_DATA (ARGS=--quick, --minutes N, --publish)
 	@BATON_COMPILED=1 $(BIN)/python -m bench.policy $(ARGS)
+
+bench-bound: setup ## a bound that a long load keeps, beside the published cells of bench-policy; some ten minutes; needs BATON_DATA (ARGS="--only TEXT", --publish)
+	@$(BIN)/python -m bench.policy_bound $(ARGS)
 
 bench-scaling: compile ## the goodput controller against rivals' scaling laws, simulated; traces need BATON_DATA (ARGS=--quick, --full, --publish)
 	@BATON_COMPILED=1 $(BIN)/python -m bench.scaling $(ARGS)

@@ -45,6 +45,8 @@ HEADLINES: Sequence[Headline] = (
              r".*: kept of what was let in.*", "bench-admission", "{:.1%}", at_least=True),
     Headline("cells with half of the gap closed between the best rival with our admission and a bound", "policy",
              "share_of_cells_with_half_the_gap_closed", "bench-policy", "{:.0%}", at_least=True),
+    Headline("the same with a bound that a long load keeps", "policy-bound", "share_of_cells_with_half_the_gap_closed",
+             "bench-bound", "{:.0%}", at_least=True),
     Headline("goodput over the best rival's, admitted or not, worst cell", "policy", "least_ratio_over_any_rival",
              "bench-policy", "{:.2f} ×", at_least=True),
     Headline("router's CPU per request over vllm-router's, `least_load`", "router", r"CPU to vllm-router's, requests.*",

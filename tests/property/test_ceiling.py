@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import policy_sustained
+from bench.policy_sustained import Lasting, repeated, repeats, sustained
 from cluster.instance import Role
 from costs import shipped
 from costs.step import StepCost
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
-from sim.experiments.ceiling import Ceiling, least_token_ms, served
+from sim.experiments.ceiling import Ceiling, Needs, least_token_ms, served
 from sim.experiments.contest import crossed, doubled, equipped, splits, whole
 from sim.experiments.goodput import attainment
 from sim.experiments.loads import Size, UnitLoad
@@ -143,6 +145,104 @@ def test_the_greedy_bound_is_at_least_the_best_set_that_fits(jobs: list[tuple[in
     best = max(int(chosen.sum()) for chosen in sets if fits(chosen))
     found = served(begun, ends, work, float(capacity))
     assert best <= found + 1e-9 <= len(jobs) + 2e-9
+
+
+# --- the bound of loads that last -------------------------------------------------------------------------------------
+
+
+def lasting(case: Case, fleet: tuple[EqualInstances, ...]) -> Lasting:
+    made = [replace(each, batched_tokens=tokens) for each in (*fleet, *doubled(fleet)) for tokens in (None, BUDGET)]
+    return Lasting.of(case, shelf(), made, case.load.arrivals)
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_no_policy_attains_more_of_a_repeated_load_than_the_bound(data: st.DataObject) -> None:
+    shared, mixed, admission = (data.draw(st.booleans()) for _ in range(3))
+    targets = Targets(
+        data.draw(st.sampled_from([100.0, 250.0, 600.0, 2500.0])), None, data.draw(st.sampled_from([9.0, 15, 40, 90]))
+    )
+    sizes = data.draw(st.sampled_from([(300, 300), (2000, 20), (2000, 200), (100, 5)]))
+    one = case_of(data.draw(st.integers(0, 10_000)), *sizes, targets, shared=shared)
+    case = repeated(one, data.draw(st.integers(1, 3)))
+    fleet = pools(mixed=mixed, shared=shared)
+    policy = data.draw(st.sampled_from(POLICIES))
+    system = data.draw(st.sampled_from(arrangements(case, fleet, policy, admission=admission)))
+    rate = data.draw(st.sampled_from([1.0, 12.0, 40.0, 150.0]))
+    bound = lasting(case, fleet)
+    result = simulate(system, MODEL, shelf(), case.load.at_rate(rate, case.size.fewest), case.expires_s, targets)
+    in_window, overall = attainment(result, targets), float(result.met(targets).mean())
+    assert len(result.met(targets)) == case.size.fewest
+    assert in_window <= bound.attainment(rate) + 1e-9
+    assert overall <= bound.overall(rate) + 1e-9
+    assert min(in_window, overall) <= bound.least(rate) + 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    count=st.sampled_from([1, 5, 90, 400]),
+    load=st.sampled_from([0.2, 0.9, 1.5, 10.0]),
+    lasts=st.sampled_from([0.5, 5.0, 100.0]),
+)
+def test_many_requests_at_once_are_served_as_one_by_one(seed: int, count: int, load: float, lasts: float) -> None:
+    rng = np.random.default_rng(seed)
+    begun = np.cumsum(rng.exponential(1.0, count))
+    ends = begun + rng.exponential(lasts, count)
+    work = rng.lognormal(0.0, 1.0, count)
+    work[rng.random(count) < 0.05] = 0.0
+    work[rng.random(count) < 0.05] = np.inf
+    capacity = 1.6 / load
+    assert policy_sustained.served(begun, ends, work, capacity) == pytest.approx(
+        served(begun, ends, work, capacity), rel=1e-6
+    )
+
+
+def test_a_load_that_lasts_has_a_bound_where_a_short_one_has_none() -> None:
+    """The 60 requests of one window can be served within the last one's targets at any rate. Repeated they last four
+    lives at the bound's rate, which is the lowest of the lattice at which nine in ten are not attained.
+    """
+    case = case_of(3, 300, 100, Targets(600, None, 40), shared=False)
+    fleet = pools(mixed=False, shared=False)
+    assert lasting(case, fleet).least(1e6) == 1
+    found, longer = (sustained(case, lambda each: lasting(each, fleet), 0.9, lives) for lives in (4.0, 8.0))
+    assert longer.rate < found.rate
+    for each, lives in ((found, 4.0), (longer, 8.0)):
+        assert each.lives is not None
+        assert each.requests == repeats(case, each.rate, lives) * 60
+        assert each.lives == pytest.approx(each.requests / each.rate / case.life_s)
+        assert lives <= each.lives <= lives + 60 / each.rate / case.life_s
+        last = lasting(repeated(case, each.requests // 60), fleet)
+        assert last.least(each.rate, 0.9) < 0.9
+        below = each.rate / policy_sustained.STEP
+        assert lasting(repeated(case, repeats(case, below, lives)), fleet).least(below, 0.9) >= 0.9
+
+
+def test_where_a_window_lasts_both_bounds_are_one() -> None:
+    case = case_of(3, 2000, 5, Targets(250, None, 15), shared=False)
+    fleet = pools(mixed=False, shared=False)
+    found = sustained(case, lambda each: lasting(each, fleet), 0.9, 1.0)
+    first = lasting(case, fleet).goodput(0.9, found.rate)
+    assert found.requests == 60
+    assert found.lives is not None
+    assert found.lives > 2, "one window lasts more than is asked for"
+    assert found.rate == pytest.approx(first, rel=0.04), "on two lattices"
+
+
+def test_a_share_that_no_idle_fleet_attains_has_no_bound() -> None:
+    case = case_of(3, 300, 300, Targets(600, None, 1.0), shared=False)
+    fleet = pools(mixed=False, shared=False)
+    assert sustained(case, lambda each: lasting(each, fleet), 0.9, 4.0).rate == 0
+
+
+def test_repeats_come_one_after_the_other_and_share_no_prefix() -> None:
+    case = case_of(5, 2000, 100, Targets(600, None, 40), shared=True)
+    twice = repeated(case, 2)
+    assert twice.size.fewest == len(twice.load.arrivals) == 120
+    assert [each.at_s for each in twice.load.arrivals[60:]] == [60 + each.at_s for each in case.load.arrivals]
+    one, both = (Needs.of(each.load.arrivals, (0.0, 1.0), caches=True) for each in (case, twice))
+    assert one.new.sum() < one.prompt.sum() / 2, "requests of one window share much"
+    assert both.new.tolist() == [*one.new, *one.new]
 
 
 @pytest.mark.parametrize("budget", [1, 300, 1024, 3000, 8192])

@@ -11,7 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench import breakeven, policy, policy_cell, policy_figures, policy_loads, policy_tables
+from bench import (
+    breakeven,
+    policy,
+    policy_bound,
+    policy_cell,
+    policy_figures,
+    policy_loads,
+    policy_sustained,
+    policy_tables,
+)
 from bench import policy_grid as grid
 from bench.sources import reached
 from cluster.instance import Role
@@ -273,6 +282,7 @@ def test_rows_depend_on_what_a_simulation_can_reach() -> None:
     names = {str(each.relative_to(policy.ROOT)) for each in reached([policy.ROOT / policy.SOURCES[0]], policy.ROOT)}
     assert {"sim/experiments/contest.py", "router/scheduler/scheduler.py", "router/__init__.py"} <= names
     assert not {"router/api/server.py", "router/http/legs.py", "bench/policy_tables.py"} & names
+    assert not {"bench/policy_sustained.py", "bench/policy_bound.py"} & names, "a second bound makes no cell void"
 
 
 def test_no_cell_begins_after_the_time_is_up() -> None:
@@ -287,6 +297,92 @@ def test_prose_says_what_the_published_figures_say() -> None:
         assert policy_tables.said(told) in text, f"{page.name}: {policy_tables.said(told)}"
     for name in [*told["lost_to_admitted"], *told["below_gate"], *told["missing"]]:
         assert name in (docs / "benchmarks.md").read_text()
+
+
+# --- the bound of loads that last -------------------------------------------------------------------------------------
+
+
+def bounds(cell: str, four: float, sixteen: float) -> dict[str, Any]:
+    def found(rate: float, lives: float) -> dict[str, Any]:
+        return {"rates": {"0.9": rate}, "requests": 2000, "lives": lives}
+
+    return {
+        "cell": cell,
+        "sources": "x",
+        "windows": [
+            {"number": number, "life_s": 50.0, "sustained_4": found(four, 4.2), "sustained_16": found(sixteen, 16.2)}
+            for number in (2, 4, 1)
+        ],
+    }
+
+
+def test_both_bounds_stand_beside_the_published_goodputs() -> None:
+    cells = [{**row(name, ours, 8, 12), "requests": 1000} for name, ours in (("a", 15), ("b", 12), ("c", 15))]
+    made = {name: bounds(name, four, 16.0) for name, four in (("a", 18.0), ("b", 12.0))}
+    told = {**policy_bound.figures(cells, made), "sources": "x", "policy_sources": "y"}
+    one, other = told["cells"]
+    assert (one["first"]["gap_closed"], one["first"]["over_admitted"]) == (0.375, pytest.approx(20 / 12, abs=1e-3))
+    assert one["first"]["lives_least"] == pytest.approx(1000 / 22 / 50, abs=1e-2)
+    assert one["sustained_4"]["over_admitted"] == pytest.approx(18 / 12.6, abs=1e-3)
+    assert one["sustained_4"]["gap_closed"] == pytest.approx((15 - 12) * 1.05 / (18 - 12 * 1.05), abs=1e-3)
+    assert not one["exceeded"]
+    assert other["exceeded"], "ours at 13.2 in one window, a run of a few lives; the bound is of a load that lasts"
+    assert other["sustained_4"]["gap_closed"] is None, "the rival exceeds the bound on these windows: no gap"
+    assert (told["counted"], told["share_half_closed"], told["exceeded"], told["missing"]) == (2, 1.0, ["b"], ["c"])
+    assert policy_bound.targets(told)["share_of_cells_with_half_the_gap_closed"]["met"]
+    (table,) = policy_bound.tables(told)
+    assert table.rows[0] == [
+        "a", "0.91 lives", "2,000", "1.50", "1.88", "2.50", "2.25", "2.00", "1.43", "38%", "58%", "93%",
+    ]  # fmt: skip
+    assert "lasts less than 4 lives in 2 of the cells" in policy_bound.how(told)
+    json.dumps(told, allow_nan=False)
+
+
+def test_a_window_has_a_bound_for_each_length_of_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = next(each for each in grid.cells() if each.name == "ServeGen R1, 2 ×, fleet B")
+    arrivals = [Arrival(at_s=float(at), input_tokens=200 + at, output_tokens=50) for at in range(40)]
+    case = Case(
+        name="x",
+        model=grid.MODEL,
+        load=UnitLoad("x", arrivals),
+        targets=cell.targets,
+        size=Size(fewest=40, most=40, lives=1),
+        tolerance=0.04,
+    )
+    monkeypatch.setattr(policy_sustained, "LIVES", (1.0, 2.0))
+    told = policy_sustained.of_window(cell, case, Shelf(shipped.models(), shipped.profiles()))
+    short, longer = (told[name] for name in policy_sustained.BOUNDS)
+    assert told["life_s"] == pytest.approx(case.life_s, abs=1e-3)
+    assert short["lives"] >= 1
+    assert longer["lives"] >= 2
+    assert 0 < longer["rates"]["0.9"] < short["rates"]["0.9"]
+
+
+def test_finished_bounds_are_kept_by_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_bound, "KEPT", tmp_path / "policy-bound.jsonl")
+    assert policy_bound.kept("new") == {}
+    lines = [json.dumps({"cell": name, "sources": name}) for name in ("old", "new")]
+    policy_bound.KEPT.write_text("\n".join([*lines, '{"cell": "cut off']))
+    assert list(policy_bound.kept("new")) == ["new"]
+
+
+def test_bounds_depend_on_the_relaxation_and_not_on_their_table() -> None:
+    names = {
+        str(each.relative_to(policy.ROOT)) for each in reached([policy.ROOT / policy_bound.SOURCES[0]], policy.ROOT)
+    }
+    assert {"sim/experiments/ceiling.py", "bench/policy_cell.py", "bench/policy_loads.py"} <= names
+    assert not {"bench/policy_bound.py", "bench/policy_tables.py"} & names
+
+
+def test_published_bounds_are_of_the_published_cells() -> None:
+    docs = policy.ROOT / "docs" / "benchmarks"
+    compared, bound = (
+        json.loads((docs / f"{name}.json").read_text())["figures"] for name in ("policy", "policy-bound")
+    )
+    assert bound["policy_sources"] == compared["sources"], "run: make bench-bound ARGS=--publish"
+    assert [each["cell"] for each in bound["cells"]] == [each["cell"] for each in compared["cells"]]
+    for one, other in zip(bound["cells"], compared["cells"], strict=True):
+        assert one["goodput"]["ours"] == policy_tables.rates(other, "ours"), "run: make bench-bound ARGS=--publish"
 
 
 # --- handing off or not -----------------------------------------------------------------------------------------------
