@@ -32,6 +32,7 @@ from router.http import upstream
 from router.scheduler.scoring.policies import POLICIES
 
 SEEDS = (0, 1, 2)
+MORE_SEEDS = (3, 4, 5, 6, 7, 8)
 TRIES = 3
 STARVED_S = 0.5
 
@@ -112,6 +113,8 @@ async def test_the_same_holds_with_prefixes_from_peers(monkeypatch: pytest.Monke
     held: list[str] = []
     router = noting(held, 'baton_prefix_sources_total{outcome="held"')
     outcomes = await fairly(lambda: runs(scenario, SEEDS, router))
+    if scenario.fault and not any(each.strikes for each in outcomes):  # few releases come where cores are busy
+        outcomes += await fairly(lambda: runs(scenario, MORE_SEEDS, router))
     assert any(each.strikes for each in outcomes) or not scenario.fault, "the fault never struck"
     assert held, "no source had a beginning"
     for outcome in outcomes:
