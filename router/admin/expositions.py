@@ -27,6 +27,7 @@ GAUGES: Final = {
     "baton_pair_apart": _LARGEST,  # some routers hand nothing over there
     "baton_handoffs_off": _LARGEST,  # for some routers
     "baton_leg_ready": _LARGEST,
+    "baton_early_leg_extra_seconds": _LARGEST,  # each router compares its own legs
     "baton_slo_attainment": _LEAST,  # shares cannot be summed: baton_slo_requests_total can
     "baton_slo_attainment_target": _LARGEST,
     "baton_registry_stale_seconds": _LARGEST,

@@ -219,10 +219,8 @@ class Journey:
         """A drawn first token was given up. No later one binds the answer, so this happens once in a journey."""
         self.spoken = False
         """The client has received a status, and a token or more."""
-        self.because = ""
-        self.now = 0.0
-        self.outcome = "served"
-        self.last_failure = ""
+        self.because, self.now = "", 0.0
+        self.outcome, self.last_failure = "served", ""
         self.give_up = math.inf
         """In state `CANCELLING`, the end of the wait for the prefill leg; P is asked to abort it once (`aborted`)."""
         self.aborted = False
