@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -94,6 +95,7 @@ def main() -> int:
     facts, where, taking = machine(), cores(), contestants()
     if taking.missing:
         say(f"bench-router: {taking.missing}")
+    os.sched_setaffinity(0, where.sender)  # requests are sent from here: else the kernel moves them to the router's core
     say(f"{where}; load {facts['load_before']}")
     first, *others = cells(quick=args.quick)  # the cost of chunks is counted beyond the first cell's
     chosen = [first, *(each for each in others if args.only in {None, each.kind})]
