@@ -95,7 +95,7 @@ def main() -> int:
     facts, where, taking = machine(), cores(), contestants()
     if taking.missing:
         say(f"bench-router: {taking.missing}")
-    os.sched_setaffinity(0, where.sender)  # requests are sent from here: else the kernel moves them to the router's core
+    os.sched_setaffinity(0, where.sender)  # requests are sent from here; else the router's core is shared
     say(f"{where}; load {facts['load_before']}")
     first, *others = cells(quick=args.quick)  # the cost of chunks is counted beyond the first cell's
     chosen = [first, *(each for each in others if args.only in {None, each.kind})]
