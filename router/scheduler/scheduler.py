@@ -210,7 +210,7 @@ class Scheduler:
             if wanted.late and context.promise.sheds:
                 calls += self.line.leave(context, placed=False)
                 return admission.refusal(wanted), calls
-        chosen = self._choose_second(fleet, wanted, effect) if effect.second else self.policy(fleet, wanted)
+        chosen = _choose_second(self.policy, fleet, wanted, effect) if effect.second else self.policy(fleet, wanted)
         if effect.second and not _is_second_pair(fleet, effect, wanted, chosen):
             kept = former if former is not None and self.view.knows(former) else None
             return Chosen(None, None, chosen.because), calls + self.occupy(context, kept)
@@ -244,15 +244,6 @@ class Scheduler:
         instances are full (`Chosen.wait`), the request asks again once one may have room (`Dispatch.outside`).
         """
         return self.policy(self.view.all(), wanted)
-
-    def _choose_second(self, fleet: FleetSnapshot, wanted: Wanted, effect: Choose) -> Chosen:
-        """The first pair for a second leg that any of the effect's exclusions allows; without one, the last reply."""
-        chosen = self.policy(fleet, wanted)
-        for excluded in effect.otherwise:
-            if _is_second_pair(fleet, effect, wanted, chosen):
-                break
-            chosen = self.policy(fleet, replace(wanted, excluded=excluded))
-        return chosen
 
     def _asks(self, context: SchedulingContext, effect: Choose, now: float) -> Wanted:
         promise = context.promise
@@ -399,6 +390,18 @@ class Scheduler:
         """An instance came, left, or reported a change."""
         self.legs.forget()
         return self.line.call_all()
+
+
+def _choose_second(
+    policy: Callable[[FleetSnapshot, Wanted], Chosen], fleet: FleetSnapshot, wanted: Wanted, effect: Choose
+) -> Chosen:
+    """The first pair for a second leg that any of the effect's exclusions allows; without one, the last reply."""
+    chosen = policy(fleet, wanted)
+    for excluded in effect.otherwise:
+        if _is_second_pair(fleet, effect, wanted, chosen):
+            break
+        chosen = policy(fleet, replace(wanted, excluded=excluded))
+    return chosen
 
 
 def _aggregated(guard: HandoffGuard | None, context: SchedulingContext, effect: Choose, now: float) -> bool:
