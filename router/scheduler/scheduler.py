@@ -204,7 +204,7 @@ class Scheduler:
         context.begun = context.begun or (booking is not None and booking.first_s >= 0)
         context.tried = False
         calls = self.occupy(context, None) if effect.second else self._leave_place(context, now)
-        wanted, let_in = self._asks(context, effect, now), effect.second or bool(effect.excluded)
+        wanted, let_in = _as_wanted(self, context, effect, now), effect.second or bool(effect.excluded)
         if admission is not None:
             wanted = admission.judged(context, wanted, let_in=let_in)
             if wanted.late and context.promise.sheds:
@@ -244,24 +244,6 @@ class Scheduler:
         instances are full (`Chosen.wait`), the request asks again once one may have room (`Dispatch.outside`).
         """
         return self.policy(self.view.all(), wanted)
-
-    def _asks(self, context: SchedulingContext, effect: Choose, now: float) -> Wanted:
-        promise = context.promise
-        return replace(
-            context.wanted,
-            hand_over=effect.hand_over and not _aggregated(self.guard, context, effect, now),
-            one_prompt=context.wanted.one_prompt and not effect.second,
-            excluded=effect.excluded,
-            routers=self.view.routers,
-            ttft_ms=0.0 if context.begun else promise.ttft_ms,
-            tpot_ms=promise.tpot_ms,
-            sheds=promise.sheds,
-            lengths_within=promise.lengths_within,
-            late=context.late and not context.begun,
-            whose=self.view.all().whose(context.wanted.tenant),
-            now=now,
-            scoring=self.scoring,
-        )
 
     def _take_place(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen, *, held: bool) -> None:
         if self.placements is None:
@@ -390,6 +372,26 @@ class Scheduler:
         """An instance came, left, or reported a change."""
         self.legs.forget()
         return self.line.call_all()
+
+
+def _as_wanted(scheduler: Scheduler, context: SchedulingContext, effect: Choose, now: float) -> Wanted:
+    """The request as the policy sees it at this choice."""
+    promise = context.promise
+    return replace(
+        context.wanted,
+        hand_over=effect.hand_over and not _aggregated(scheduler.guard, context, effect, now),
+        one_prompt=context.wanted.one_prompt and not effect.second,
+        excluded=effect.excluded,
+        routers=scheduler.view.routers,
+        ttft_ms=0.0 if context.begun else promise.ttft_ms,
+        tpot_ms=promise.tpot_ms,
+        sheds=promise.sheds,
+        lengths_within=promise.lengths_within,
+        late=context.late and not context.begun,
+        whose=scheduler.view.all().whose(context.wanted.tenant),
+        now=now,
+        scoring=scheduler.scoring,
+    )
 
 
 def _choose_second(
