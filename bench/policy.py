@@ -3,7 +3,7 @@
     BATON_DATA=/path/to/data make bench-policy                  24 cells: some three hours on two cores; resumable
     BATON_DATA=/path/to/data make bench-policy ARGS=--quick     4 cells, 8 of 12 rivals, 3 windows: some twenty minutes
     make bench-policy ARGS="--minutes 30"                       begins no cell after that; the next run goes on
-    make bench-policy ARGS="--only 'Azure code' --only '5 ×'"   cells whose names contain all of these
+    make bench-policy ARGS="--only 'Azure code' --only '5 ×'"   cells that have all of these in their names
     make bench-policy ARGS=--fresh                              from the beginning
     make bench-policy ARGS=--publish                            writes docs/; cells that are missing are said to be
 
@@ -121,10 +121,15 @@ def ordered(plan: policy_grid.Plan) -> list[policy_grid.Cell]:
 def parsed(words: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fresh", action="store_true", help="forget finished cells")
-    parser.add_argument("--only", action="append", metavar="TEXT", help="cells whose names contain all of these")
     parser.add_argument("--quick", action="store_true", help="few cells, rivals and windows: some minutes")
     parser.add_argument("--minutes", type=float, default=math.inf, metavar="N", help="begin no cell after that")
+    return of_cells(parser, words)
+
+
+def of_cells(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
+    """The command line of a benchmark of cells: what `parser` knows, and the arguments that all of these have."""
+    parser.add_argument("--fresh", action="store_true", help="forget finished cells")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="cells that have all of these in their names")
     parser.add_argument("--processes", type=int, default=PROCESSES, metavar="N", help="cells at a time")
     parser.add_argument("--publish", action="store_true", help="write docs/")
     parser.add_argument("--json", action="store_true", help="the line of JSON alone on stdout, no tables")

@@ -1,7 +1,7 @@
 """The bound of `bench.policy` for a load that lasts, beside the published cells of that benchmark. No simulation.
 
     BATON_DATA=/path/to/data make bench-bound                     all cells of docs/benchmarks/policy.json: minutes
-    make bench-bound ARGS="--only 'ServeGen' --only '5 ×'"        cells whose names contain all of these
+    make bench-bound ARGS="--only 'ServeGen' --only '5 ×'"        cells that have all of these in their names
     make bench-bound ARGS=--publish                               writes docs/benchmarks/policy-bound.json and its table
 
 What the bound is, and why the first one is loose, says `bench.policy_sustained`. Goodputs and the first bound are read
@@ -189,15 +189,7 @@ def _row(cell: dict[str, Any]) -> Iterator[str]:
 def parsed(words: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fresh", action="store_true", help="forget finished cells")
-    parser.add_argument("--only", action="append", metavar="TEXT", help="cells whose names contain all of these")
-    parser.add_argument("--processes", type=int, default=policy.PROCESSES, metavar="N", help="cells at a time")
-    parser.add_argument("--publish", action="store_true", help="write docs/")
-    parser.add_argument("--json", action="store_true", help="the line of JSON alone on stdout, no tables")
-    arguments = parser.parse_args(words)
-    if arguments.only and arguments.publish:
-        parser.error("--only --publish: only a whole run is published")
-    return arguments
+    return policy.of_cells(parser, words)
 
 
 def main(words: list[str]) -> int:

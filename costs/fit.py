@@ -176,7 +176,7 @@ def fit_prefill(
 
 
 class _Below:
-    """Rows below the knee, whose line is fitted already: a floor and the reading of cached prefixes are left."""
+    """Rows below the knee. The line beyond it is fitted already; the floor and the reading of prefixes are left."""
 
     def __init__(self, table: Array, line: tuple[float, float, float], experts_ms: float, miss: float) -> None:
         start, token, self.per_area = line

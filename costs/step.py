@@ -1,8 +1,8 @@
 """The one form of a step's time. Every source of costs ends in these coefficients; no other module computes times.
 
-A step works on `StepWork`: N new prompt tokens whose attention covers Σ(L² − p²) token pairs, and B decoding requests
-whose contexts sum up to C. L is a prompt's length after the step, p the tokens of it that were cached before the step,
-P the largest p of the step.
+A step works on `StepWork`: N new prompt tokens, of which attention covers Σ(L² − p²) token pairs, and B decoding
+requests with C tokens of context in all. L is a prompt's length after the step, p the tokens of it that were cached
+before the step, P the largest p of the step.
 
     G(T)    = start + token·T                                   for T ≥ 1,024 tokens
             = √(F(T)² + (G(1024)² − F(∞)²)·(T/1024)²)           below: flattens to F(T)

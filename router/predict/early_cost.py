@@ -89,7 +89,7 @@ class LegChoice(NamedTuple):
 
 
 class EarlyLegPlace:
-    """The hand-overs of one P whose circumstances are alike: what is compared, and the verdict. It has many attributes:
+    """Hand-overs of one P in like circumstances: what is compared, and the verdict. It has many attributes:
     the counts of the present run, the delays of both ways, and what was found.
     """
 

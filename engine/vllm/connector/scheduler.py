@@ -40,7 +40,7 @@ logger = logging.getLogger("vllm.baton.scheduler")
 
 
 class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
-    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorScheduler`."""
+    """See the module. Overrides hooks of vLLM 0.32's `NixlBaseConnectorScheduler`. Long, as vLLM calls one object."""
 
     def __init__(self, vllm_config: Any, engine_id: str, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, engine_id, kv_cache_config)
