@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from cluster.instance import Load
 from engine.vllm.tier_gauge import KV_BYTES
 from engine.vllm.tier_speeds import TierCounts
 
-_SAMPLE = re.compile(
-    r"""^(?P<name>vllm:(?:num_requests_running|num_requests_waiting|num_requests_waiting_by_reason|kv_cache_usage_perc
-                                 |prompt_tokens_by_source_total|prompt_tokens_total|generation_tokens_total
-                                 |external_prefix_cache_hits_total))
-        (?:\{(?P<labels>[^\n]*)\})?   # label values may hold spaces and braces, so up to the line's last brace
-        [ \t]+(?P<value>[^ \t\n]+)(?:[ \t]+-?\d+)?[ \t]*$""",
-    re.MULTILINE | re.VERBOSE,
+_REST = r"(?:\{(?P<labels>[^\n]*)\})?[ \t]+(?P<value>[^ \t\n]+)(?:[ \t]+-?\d+)?[ \t]*$"
+"""Behind a sample's name. Label values may hold spaces and braces, so labels go up to the line's last brace."""
+
+_CACHE = "cache_config_info"
+_READ = (
+    "num_requests_running|num_requests_waiting|num_requests_waiting_by_reason|kv_cache_usage_perc"
+    "|prompt_tokens_by_source_total|prompt_tokens_total|generation_tokens_total|external_prefix_cache_hits_total"
 )
-_LOADED = re.compile(
-    rf"""^(?P<name>vllm:kv_offload_(?:load|tiering_read)_(?:bytes|time)_total|{KV_BYTES})
-        (?:\{{(?P<labels>[^\n]*)\}})?[ \t]+(?P<value>[^ \t\n]+)(?:[ \t]+-?\d+)?[ \t]*$""",
-    re.MULTILINE | re.VERBOSE,
-)
-_CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>[^\n]*)\}[ \t]", re.MULTILINE)
+_SAMPLE = re.compile(rf"\nvllm:(?P<name>{_READ}|{_CACHE}){_REST}", re.MULTILINE)
+"""A sample that is read, with the end of the line before it: `re` finds a pattern that begins with fixed characters ten
+times as fast as one that begins with ``^``, and an engine's text has a thousand lines."""
+_LOADED = re.compile(rf"\nvllm:kv_offload_(?P<name>(?:load|tiering_read)_(?:bytes|time)_total){_REST}", re.MULTILINE)
+_KV_BYTES = re.compile(rf"\n(?P<name>{KV_BYTES}){_REST}", re.MULTILINE)
 _ENGINE = re.compile(r'(?:^|,)engine="(\d{1,9})"')
 _BLOCKS = re.compile(r'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
 REQUESTS_MAX = 1 << 31
@@ -44,7 +43,7 @@ def parse_load(text: str) -> Load:
 
     One server runs one core per data-parallel rank, each with the same number of blocks. What is missing reads 0.
     """
-    return _load([*_SAMPLE.finditer(text)], [*_CACHE.finditer(text)])
+    return _load([*_SAMPLE.finditer("\n" + text)])
 
 
 def parse_loads(text: str, ranks: int) -> tuple[Load, ...]:
@@ -53,22 +52,23 @@ def parse_loads(text: str, ranks: int) -> tuple[Load, ...]:
     """
     if ranks == 1:
         return (parse_load(text),)
-    samples, caches = _by_engine(_SAMPLE, text), _by_engine(_CACHE, text)
-    return tuple(_load(samples.get(rank, []), caches.get(rank, [])) for rank in range(ranks))
+    samples = _by_engine(_SAMPLE.finditer("\n" + text))
+    return tuple(_load(samples.get(rank, [])) for rank in range(ranks))
 
 
 def parse_tiers(text: str, ranks: int) -> tuple[TierCounts, ...]:
     """What each data parallel rank has loaded from the tiers below its KV cache, in the order of `parse_loads`."""
+    found = [sample for pattern in (_LOADED, _KV_BYTES) for sample in pattern.finditer("\n" + text)]
     if ranks == 1:
-        return (_loaded([*_LOADED.finditer(text)]),)
-    samples = _by_engine(_LOADED, text)
+        return (_loaded(found),)
+    samples = _by_engine(found)
     return tuple(_loaded(samples.get(rank, [])) for rank in range(ranks))
 
 
 def _loaded(samples: Sequence[re.Match[str]]) -> TierCounts:
     found: dict[str, float] = {}
     for sample in samples:
-        name, labels, value = sample["name"].removeprefix("vllm:kv_offload_"), sample["labels"] or "", sample["value"]
+        name, labels, value = sample["name"], sample["labels"] or "", sample["value"]
         number = _number(value) or 0.0
         if name == KV_BYTES:  # a gauge: several API servers of one engine tell the same
             name = next((label for label in ('of="worker"', 'of="all"') if label in labels), "")
@@ -80,20 +80,21 @@ def _loaded(samples: Sequence[re.Match[str]]) -> TierCounts:
     return TierCounts(*(each if each < TOKENS_MAX else 0.0 for each in counts))
 
 
-def _by_engine(pattern: re.Pattern[str], text: str) -> dict[int, list[re.Match[str]]]:
+def _by_engine(samples: Iterable[re.Match[str]]) -> dict[int, list[re.Match[str]]]:
     found: dict[int, list[re.Match[str]]] = {}
-    for sample in pattern.finditer(text):
+    for sample in samples:
         engine = _ENGINE.search(sample["labels"] or "")
         if engine is not None:
             found.setdefault(int(engine[1]), []).append(sample)
     return found
 
 
-def _load(samples: Sequence[re.Match[str]], caches: Sequence[re.Match[str]]) -> Load:
+def _load(samples: Sequence[re.Match[str]]) -> Load:
     found: dict[str, list[float]] = {}
     for sample in samples:
-        name = _named(sample["name"].removeprefix("vllm:"), sample["labels"] or "")
-        value = _number(sample["value"])
+        labels = sample["labels"] or ""
+        name = _named(sample["name"], labels)
+        value = _kv_tokens(labels) if name == _CACHE else _number(sample["value"])
         if value is not None:
             found.setdefault(name, []).append(value)
     usages = found.get("kv_cache_usage_perc", [])
@@ -104,7 +105,7 @@ def _load(samples: Sequence[re.Match[str]], caches: Sequence[re.Match[str]]) -> 
         kv_usage=min(1.0, sum(usages) / len(usages)) if usages else 0.0,
         external_kv_tokens=pulled,
         recomputed_tokens=_recomputed(found, pulled),
-        kv_tokens=_total([_kv_tokens(sample["labels"]) for sample in caches]),
+        kv_tokens=_total(found.get(_CACHE, [])),
         deferred=_total(found.get("deferred", []), REQUESTS_MAX),
         prompt_tokens=_total(found.get("prompt_tokens_total", [])),
         generation_tokens=_total(found.get("generation_tokens_total", [])),
