@@ -82,8 +82,7 @@ class Router:
         # With agents, load comes with their heartbeats, and probes only check whether engines answer.
         prober = Prober(
             parts.view,
-            parts.engines.upstream,
-            parts.engines.credentials.own,
+            parts.engines.ask,
             self._probed,
             read_metrics=registry is None,
             catalogue=catalogue,

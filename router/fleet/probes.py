@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Protocol
 
@@ -17,7 +17,7 @@ from router.fleet import events as d
 from router.fleet.engine_paths import Catalogue, paths_in
 from router.fleet.view import FleetView
 from router.http.tasks import Tasks
-from router.http.upstream import Answer, EngineLost, Upstream
+from router.http.upstream import Answer, EngineLost
 
 logger = logging.getLogger("baton.router")
 
@@ -42,14 +42,19 @@ class Tell(Protocol):
     def __call__(self, instance: InstanceId, *, up: bool) -> None: ...
 
 
+class Ask(Protocol):
+    """GETs this path of an instance; raises `EngineLost`."""
+
+    def __call__(self, instance: Instance, path: str) -> Awaitable[Answer]: ...
+
+
 class Prober:
     """Keeps a `FleetView` fresh until cancelled."""
 
     def __init__(
         self,
         view: FleetView,
-        upstream: Upstream,
-        headers: Mapping[str, str],
+        ask: Ask,
         tell: Tell,
         *,
         read_metrics: bool,
@@ -61,8 +66,7 @@ class Prober:
         """
         self._view = view
         self._fold = view.handle if fold is None else fold
-        self._upstream = upstream
-        self._headers = headers
+        self._ask = ask
         self._tell = tell
         self._read_metrics = read_metrics
         self._catalogue = Catalogue() if catalogue is None else catalogue
@@ -123,7 +127,7 @@ class Prober:
         """
         try:
             async with asyncio.timeout(PROBE_S):
-                answer = await self._upstream.call(instance, "GET", "/openapi.json", None, self._headers)
+                answer = await self._ask(instance, "/openapi.json")
         except (EngineLost, TimeoutError):
             return False
         found = paths_in(object_in(answer.body)) if answer.status == 200 else None
@@ -132,7 +136,7 @@ class Prober:
         return True
 
     async def _get(self, instance: Instance, path: str) -> Answer:
-        answer = await self._upstream.call(instance, "GET", path, None, self._headers)
+        answer = await self._ask(instance, path)
         if answer.status != 200:
             raise EngineLost(f"GET {path}: HTTP {answer.status}", reached=True)
         return answer

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from cluster.http.headers import lines
+from cluster.instance import Instance
 from router.http.credentials import Credentials
 from router.http.legs import Legs
+from router.http.questions import ask
 from router.http.tickets import Tickets
-from router.http.upstream import Upstream
+from router.http.upstream import Answer, Upstream
 
 
 class Engines:
@@ -17,7 +20,7 @@ class Engines:
     __slots__ = ("credentials", "legs", "loop", "tickets", "upstream")
 
     legs: Legs
-    """The connections for generation, open from `start` on."""
+    """The connections for generation and probes, open from `start` on."""
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, upstream: Upstream, credentials: Credentials, tickets: Tickets) -> None:
@@ -30,6 +33,10 @@ class Engines:
         await self.upstream.start()
         self.loop = asyncio.get_running_loop()
         self.legs = Legs()
+
+    async def ask(self, instance: Instance, path: str) -> Answer:
+        """The instance's answer to a GET of ours (`router.http.questions`). Raises `EngineLost`."""
+        return await ask(self.legs, instance, path, lines(self.credentials.own))
 
     async def close(self) -> None:
         """Close every connection."""

@@ -1,4 +1,5 @@
-"""Connections to engines for legs: kept alive, one leg at a time on each, answers reported piece by piece. A shell.
+"""Connections to engines for legs and probes: kept alive, one leg at a time on each, answers reported piece by piece. A
+shell.
 
 A leg calls its `LegListener`, but never during `Legs.send`, and not after `EngineLeg.close`. For a lost leg,
 `EngineLost.reached` tells whether a connection was made (`router.http.upstream`).
@@ -426,7 +427,8 @@ class Legs:
         self.long: set[Patient] = set()
         """Legs that may be silent for long, and other objects that are looked at in every sweep."""
         self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
-        self._heads: dict[tuple[str, str], bytes] = {}
+        self._heads: dict[tuple[str, str, str], bytes] = {}
+        """The first lines of a head, by method, engine and path."""
 
     def send(
         self,
@@ -450,19 +452,31 @@ class Legs:
             once: never send it a second time, because the engine may have acted on the first.
             silence_s: the longest silence of the engine, in seconds; 0: no limit.
         """
+        size = sum(map(len, body))
+        start = self._start("POST", url, path)
+        head = b"%b%bContent-Length: %d\r\n\r\n" % (start, headers, size)
+        request = (b"".join((head, *body)),) if size <= PIECE_BYTES else (head, *body)
+        leg = EngineLeg(self, self._pools[url], request, listener, once=once, silence_s=silence_s)
+        leg.begin()
+        return leg
+
+    def ask(self, url: str, path: str, headers: bytes, listener: LegListener) -> EngineLeg:
+        """GET `path` of the engine at `url`, on the same connections as legs. `headers`: as in `send`."""
+        request = b"%b%b\r\n" % (self._start("GET", url, path), headers)
+        leg = EngineLeg(self, self._pools[url], (request,), listener, once=False, silence_s=0.0)
+        leg.begin()
+        return leg
+
+    def _start(self, method: str, url: str, path: str) -> bytes:
+        """The first lines of a request's head. The engine has a pool from now on."""
         pool = self._pools.get(url)
         if pool is None:
             pool = self._pools[url] = Pool(url, self.connection)
-        start = self._heads.get((url, path))
+        start = self._heads.get((method, url, path))
         if start is None:
             asks = f"Host: {pool.netloc}\r\nAccept: */*\r\nAccept-Encoding: identity\r\n"
-            start = self._heads[url, path] = f"POST {pool.base}{path} HTTP/1.1\r\n{asks}".encode()
-        size = sum(map(len, body))
-        head = b"%b%bContent-Length: %d\r\n\r\n" % (start, headers, size)
-        request = (b"".join((head, *body)),) if size <= PIECE_BYTES else (head, *body)
-        leg = EngineLeg(self, pool, request, listener, once=once, silence_s=silence_s)
-        leg.begin()
-        return leg
+            start = self._heads[method, url, path] = f"{method} {pool.base}{path} HTTP/1.1\r\n{asks}".encode()
+        return start
 
     def connection(self, pool: Pool[EngineConnection]) -> EngineConnection:
         """A connection for this pool, not connected yet."""
@@ -482,7 +496,7 @@ class Legs:
             pool.sweep(now)
             if not pool.opened and not self._connecting:
                 del self._pools[url]
-                self._heads = {key: head for key, head in self._heads.items() if key[0] != url}
+                self._heads = {key: head for key, head in self._heads.items() if key[1] != url}
         self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""HTTP to engines other than legs (`router.http.legs`): probes, short messages, requests that are passed through."""
+"""HTTP to engines other than legs and probes (`router.http.legs`): short messages, requests that are passed through."""
 
 from __future__ import annotations
 

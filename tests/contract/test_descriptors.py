@@ -16,17 +16,18 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from support.fake_engine import FakeEngine
-from support.fleet import Fleet, Starter
+from support.fleet import Fleet, Starter, eventually
 
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from router.api import app
 from router.api.config import RouterConfig
-from router.fleet.engine_paths import Catalogue
 from router.fleet.probes import Prober
 from router.fleet.view import FleetView
+from router.http import questions
 from router.http.doors import CLIENTS_MAX
+from router.http.legs import Legs
 from router.http.upstream import EngineLost, Upstream
 
 ASKED = {"model": "fake", "prompt": "hello", "max_tokens": 5}
@@ -48,6 +49,10 @@ async def test_no_descriptor_for_a_leg_is_no_fault_of_an_engine(
 ) -> None:
     fleet = await start()
     assert (await fleet.get("/v1/models"))[0] == 200  # the client's connection is there
+    engines = list(fleet.engines.values())
+    for engine in engines:
+        engine.closes, engine.probed = True, 0
+    await eventually(lambda: all(engine.probed for engine in engines), "no probe's connection is left for a leg")
 
     async def none_left(*_: object, **__: object) -> None:
         raise OSError(number, "Too many open files")
@@ -79,10 +84,15 @@ async def test_no_descriptor_for_a_probe_or_a_relay_is_no_fault_either(monkeypat
             await upstream.open(instance, "GET", "/health", None, {})
         assert lost.value.ours
         assert not lost.value.reached
-        prober = Prober(view, upstream, {}, lambda *_, **__: None, read_metrics=False, catalogue=Catalogue())
+        legs = Legs()
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", none_left)
+        prober = Prober(
+            view, lambda at, path: questions.ask(legs, at, path, b""), lambda *_, **__: None, read_metrics=False
+        )
         for _ in range(10):
             assert not await prober._probe(instance, models=False, paths=False)
         assert view.get(instance.id).up
+        legs.close()
     finally:
         await upstream.close()
 

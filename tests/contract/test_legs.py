@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from support.fleet import eventually
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
-from router.fleet.engine_paths import Catalogue
-from router.fleet.probes import Prober
+from router.fleet.probes import Ask, Prober
 from router.fleet.view import FleetView
 from router.http.legs import EngineLeg, Legs
+from router.http.questions import ask
 from router.http.upstream import EngineLost, Upstream
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -62,7 +64,7 @@ class Engine:
     def __init__(self, speak: Speak) -> None:
         self._speak = speak
         self.asked: list[bytes] = []
-        self.connections = 0
+        self.connections = self.left = 0
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
@@ -77,7 +79,7 @@ class Engine:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or 0))
                 self.asked.append(head)
                 await self._speak(reader, writer)
                 if writer.is_closing():
@@ -85,6 +87,7 @@ class Engine:
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:
+            self.left += 1
             writer.close()
 
 
@@ -129,12 +132,76 @@ async def test_a_name_that_no_host_can_have_is_a_lost_engine(legs: Legs, host: s
         with pytest.raises(EngineLost, match="no host has such a name") as refused:
             await upstream.open(instance, "GET", "/health", None, {})
         assert not refused.value.reached
-        prober = Prober(view, upstream, {}, lambda *_, **__: None, read_metrics=False, catalogue=Catalogue())
+        prober = Prober(view, asking(legs), lambda *_, **__: None, read_metrics=False)
         for _ in range(10):
             assert not await prober._probe(instance, models=False, paths=False)
         assert not view.get(instance.id).up
     finally:
         await upstream.close()
+
+
+def asking(legs: Legs) -> Ask:
+    return lambda instance, path: ask(legs, instance, path, b"x: y\r\n")
+
+
+def at(url: str, rank: int | None = None) -> Instance:
+    return Instance(id=InstanceId("d" if rank is None else f"d@{rank}"), role=Role.DECODE, url=url)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [(WHOLE,), (CHUNKED, b"2\r\n{}\r\n0\r\n\r\n"), (WHOLE[:-1], WHOLE[-1:])],
+    ids=["at once", "chunks", "pieces"],
+)
+async def test_a_question_waits_for_the_whole_answer(legs: Legs, pieces: tuple[bytes, ...]) -> None:
+    engine = Engine(says(*pieces))
+    async with engine.open() as url:
+        for _ in range(2):
+            answer = await asking(legs)(at(f"{url}/base", rank=1), "/health")
+            assert (answer.status, answer.body) == (200, b"{}")
+    assert engine.connections == 1, "the connection is kept"
+    head = engine.asked[0]
+    assert head.startswith(b"GET /base/health HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert head.endswith(b"x: y\r\nx-data-parallel-rank: 1\r\n\r\n")
+
+
+async def test_events_are_an_answer_too(legs: Legs) -> None:
+    """An engine may stream any answer: whole chunks do not go through the parser."""
+    async with Engine(says(CHUNKED, *[b"9\r\n" + EVENT + b"\r\n"] * 3, b"0\r\n\r\n")).open() as url:
+        assert (await asking(legs)(at(url), "/metrics")).body == EVENT * 3
+
+
+async def test_a_question_ends_with_its_caller_and_its_bound(legs: Legs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.http.questions.WORD_BYTES_MAX", 1)
+    engine = Engine(says(WHOLE[:-2], b"{}", pause_s=0.0))
+    async with engine.open() as url:
+        with pytest.raises(EngineLost, match="longer than 1 bytes") as lost:
+            await asking(legs)(at(url), "/metrics")
+        assert lost.value.unfit == "too_long"
+    silent = Engine(says(b""))
+    async with silent.open() as url:
+        asked = asyncio.ensure_future(asking(legs)(at(url), "/health"))
+        await eventually(lambda: bool(silent.asked), "the engine has read the question")
+        asked.cancel()
+        await eventually(lambda: silent.left == 1, "the connection is cut")
+
+
+async def test_a_lost_question_leaves_no_cycle(legs: Legs) -> None:
+    """A lost engine is probed twice a second."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    gone = at(f"http://127.0.0.1:{port}")
+    with suppress(EngineLost):
+        await asking(legs)(gone, "/health")
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            with pytest.raises(EngineLost, match="cannot connect"):
+                await asking(legs)(gone, "/health")
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 FORMS: dict[str, tuple[tuple[bytes, ...], bytes, bool]] = {

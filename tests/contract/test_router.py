@@ -446,14 +446,13 @@ async def test_an_engine_that_no_leg_could_reach_during_a_probe_is_up_again_by_i
     told: list[bool] = []
     asked: list[str] = []
 
-    class Engine:
-        async def call(self, _: object, __: str, path: str, *___: object) -> Answer:
-            asked.append(path)
-            if asked.count("/health") == 3:
-                view.unreachable(instance.id)
-            return Answer(200, "application/json", b'{"data": [{"id": "m"}]}')
+    async def ask(instance: Instance, path: str) -> Answer:
+        asked.append(path)
+        if asked.count("/health") == 3:
+            view.unreachable(instance.id)
+        return Answer(200, "application/json", b'{"data": [{"id": "m"}]}')
 
-    prober = Prober(view, Engine(), {}, lambda _, *, up: told.append(up), read_metrics=False)  # type: ignore[arg-type]
+    prober = Prober(view, ask, lambda _, *, up: told.append(up), read_metrics=False)
     watching = asyncio.ensure_future(prober.watch(instance))
     await eventually(lambda: asked.count("/health") > 4, "the probe after it has ended")
     watching.cancel()

@@ -35,6 +35,8 @@ class FakeEngine:
     headers: list[dict[str, str]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     cut_off: int = 0
+    probed: int = 0
+    """Questions for the engine's metrics, the last of a probe's."""
     holds: dict[str, dict[str, Any]] = field(default_factory=dict)
     peers: dict[str, FakeEngine] = field(default_factory=dict)
     behave: Behaviour | None = None
@@ -45,6 +47,8 @@ class FakeEngine:
     """If set, prefill legs wait for this event. A request to abort sets the event, too."""
     more_metrics: str = ""
     """More lines for the engine's `/metrics`."""
+    closes: bool = False
+    """It closes each connection after its answer."""
     url: str = ""
     _runner: web.AppRunner | None = None
 
@@ -58,6 +62,7 @@ class FakeEngine:
         app.router.add_post("/v1/chat/completions", self._generate)
         app.router.add_post("/inference/v1/abort_requests", self._abort)
         app.router.add_route("*", "/{rest:.*}", self._other)
+        app.on_response_prepare.append(self._prepared)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
@@ -81,10 +86,15 @@ class FakeEngine:
     def _served(self) -> tuple[str, ...]:
         return (self.model, *self.adapters)
 
+    async def _prepared(self, _: web.Request, response: web.StreamResponse) -> None:
+        if self.closes:
+            response.force_close()
+
     async def _ok(self, _: web.Request) -> web.Response:
         return web.Response()
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        self.probed += 1
         usage = f"vllm:kv_cache_usage_perc {len(self.holds) / 10}\n"
         return web.Response(text=f"vllm:num_requests_running 0\n{usage}{self.more_metrics}")
 
