@@ -453,7 +453,7 @@ class Legs:
             silence_s: the longest silence of the engine, in seconds; 0: no limit.
         """
         size = sum(map(len, body))
-        start = self._start("POST", url, path)
+        start = self._heads.get(("POST", url, path)) or self._start("POST", url, path)
         head = b"%b%bContent-Length: %d\r\n\r\n" % (start, headers, size)
         request = (b"".join((head, *body)),) if size <= PIECE_BYTES else (head, *body)
         leg = EngineLeg(self, self._pools[url], request, listener, once=once, silence_s=silence_s)
@@ -462,21 +462,20 @@ class Legs:
 
     def ask(self, url: str, path: str, headers: bytes, listener: LegListener) -> EngineLeg:
         """GET `path` of the engine at `url`, on the same connections as legs. `headers`: as in `send`."""
-        request = b"%b%b\r\n" % (self._start("GET", url, path), headers)
+        start = self._heads.get(("GET", url, path)) or self._start("GET", url, path)
+        request = b"%b%b\r\n" % (start, headers)
         leg = EngineLeg(self, self._pools[url], (request,), listener, once=False, silence_s=0.0)
         leg.begin()
         return leg
 
     def _start(self, method: str, url: str, path: str) -> bytes:
-        """The first lines of a request's head. The engine has a pool from now on."""
+        """The first lines of a request's head, kept as long as the engine's pool, which it has from now on."""
         pool = self._pools.get(url)
         if pool is None:
             pool = self._pools[url] = Pool(url, self.connection)
-        start = self._heads.get((method, url, path))
-        if start is None:
-            asks = f"Host: {pool.netloc}\r\nAccept: */*\r\nAccept-Encoding: identity\r\n"
-            start = self._heads[method, url, path] = f"{method} {pool.base}{path} HTTP/1.1\r\n{asks}".encode()
-        return start
+        asks = f"Host: {pool.netloc}\r\nAccept: */*\r\nAccept-Encoding: identity\r\n"
+        self._heads[method, url, path] = f"{method} {pool.base}{path} HTTP/1.1\r\n{asks}".encode()
+        return self._heads[method, url, path]
 
     def connection(self, pool: Pool[EngineConnection]) -> EngineConnection:
         """A connection for this pool, not connected yet."""
