@@ -13,7 +13,7 @@ TURN_LEAST_S = 0.1
 
 
 def turn_s(left_s: float, silent_s: float = 0.0, pulled: PrefixSource | None = None) -> float:
-    """Seconds from now to the end of a prefill leg's turn.
+    """Seconds from now to the end of a leg's turn.
 
     A leg that pulls a prompt's beginning has as long as the prompt is expected to take without that, and as long as the
     source's answer may take: a source that stands still during the pull costs no more. If no other instance can begin
@@ -49,3 +49,13 @@ def second_choice(
     return Choose(
         others | source, hand_over, second=True, holders=legs, otherwise=(others, excluded | source, excluded)
     )
+
+
+def choice_instead(excluded: frozenset[InstanceId], at: InstanceId, pulled: PrefixSource, *, hand_over: bool) -> Choose:
+    """Ask for a leg in place of an aggregated one at `at`, which pulls and is silent. `excluded`: as above.
+
+    The source may be what stands still, so it serves no part of the request. The leg's own instance may be well: it
+    serves the request if there is no other.
+    """
+    others = excluded | {pulled.instance}
+    return Choose(others | {at}, hand_over, second=True, otherwise=(others,), instead=True)
