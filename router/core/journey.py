@@ -257,8 +257,7 @@ class Journey:
         if self.state is JourneyState.PREFILLING:
             return min(self.early_at, self.turn_ends if self.attempt < self.attempts_max else self.deadline)
         if self.state is JourneyState.OPENING:
-            limit = self.turn_ends if self._may_turn else self.deadline
-            return limit if self.stream else self.whole_deadline
+            return self.turn_ends if self._may_turn else self._until
         return self.give_up if self.state is JourneyState.CANCELLING else None
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
@@ -364,8 +363,10 @@ class Journey:
 
     def _go_on(self) -> None:
         """The last leg has another turn."""
-        self.turn_ends = self.now + turn_s(self.deadline - self.now, self.now - self.sent_at, self.pulled)
-        if self.spoken and self.state is JourneyState.OPENING:
+        answers = self.state is JourneyState.OPENING
+        until = self._until if answers else self.deadline
+        self.turn_ends = self.now + turn_s(until - self.now, self.now - self.sent_at, self.pulled)
+        if answers and self.spoken:
             self.turn_ends = min(self.turn_ends, self._half_at)
 
     def _source_held(self, event: SourceHeld) -> tuple[Effect, ...]:
@@ -571,13 +572,17 @@ class Journey:
     @property
     def _may_turn(self) -> bool:
         """Whether another instance can still take over from a D that keeps the client waiting."""
-        waits = self.spoken or (self.pulled is not None and self.stream)  # else its first token is not seen
-        return waits and self.attempt < self.attempts_max
+        return (self.spoken or self.pulled is not None) and self.attempt < self.attempts_max
+
+    @property
+    def _until(self) -> float:
+        """The deadline of the answering leg: for the first token, or, where that is not seen, for the whole answer."""
+        return self.deadline if self.stream else self.whole_deadline
 
     @property
     def _half_at(self) -> float:
-        """When the last leg has used up its share of the time that was left as it was sent."""
-        return self.sent_at + (self.deadline - self.sent_at) * TURN
+        """When the answering leg has used up its share of the time that was left as it was sent."""
+        return self.sent_at + (self._until - self.sent_at) * TURN
 
     def _speak(self) -> None:
         """The client has received output, and waits for more."""
@@ -607,7 +612,7 @@ class Journey:
             return (CancelPrefill(self.prefill),)
         if self.state is JourneyState.CANCELLING:
             return (ClosePrefill(), *self._wind_up(self.outcome))
-        if self.state is JourneyState.OPENING and self._may_turn and now < self.deadline:
+        if self.state is JourneyState.OPENING and self._may_turn and now < self._until:
             if self.pulled is not None and not (self.spoken and now >= self._half_at):
                 return self._ask_second()
             assert self.decode is not None
@@ -617,7 +622,7 @@ class Journey:
             return self._send_early()
         if self.state is JourneyState.PREFILLING and now < self.deadline:
             return self._ask_second()
-        until = self.deadline if self.stream or self.state is not JourneyState.OPENING else self.whole_deadline
+        until = self._until if self.state is JourneyState.OPENING else self.deadline
         limit = self.stall_s if self.spoken else until - self.arrived
         return (self._say(deadline_passed(limit)), *self._leave("expired", now))
 

@@ -102,7 +102,7 @@ class Answering(AnswerOwner):
                 fields = self._outgoing.stamped(fields, instance, held_by, held_at)
             # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
             self.transmit(leg, target, headers, fields, once=held is not None)
-            return None if held is None or source is None else j.SourceHeld(source, instance)
+            return None if held is None or source is None else self._pulls(source, instance)
 
         if source is None:
             return send(transfer)
@@ -111,6 +111,11 @@ class Answering(AnswerOwner):
         leg.source = sourcing
         sourcing.begin()
         return None
+
+    def _pulls(self, source: j.PrefixSource, instance: InstanceId) -> j.SourceHeld | None:
+        """The leg pulls its prompt's beginning: what the journey is told of that."""
+        timed = source if self._in_one_piece is None else self._in_one_piece.timed(source)
+        return None if timed is None else j.SourceHeld(timed, instance)
 
     def new_leg(self, instance: InstanceId, owner: AnswerOwner) -> AnswerLeg:
         """A leg to this instance, not sent yet."""

@@ -138,7 +138,7 @@ class Peers:
             text, tokens = whole_of(await answer.text()) if more.get("stream") else said_in(await answer.json())
         self.took_s = asyncio.get_running_loop().time() - began
         self.cold_s = tokens * TOKEN_MS / 1000
-        assert text == await self.alone(), "as one engine says it"
+        assert text == await self.alone(body["max_tokens"]), "as one engine says it"
         self.messages.append({"role": "assistant", "content": text})
         turns = (await self.told(f"/explain/{name}"))["turns"]
         return text, next(each for each in turns if each["turn"] == "choice")
@@ -171,9 +171,9 @@ class Peers:
                 await asyncio.sleep(0.01)
         await self.nothing_is_held()
 
-    async def alone(self) -> str:
+    async def alone(self, max_tokens: int) -> str:
         """The answer of an engine without a prefix cache."""
-        body = {"model": "fake", "messages": self.messages, "max_tokens": 20, "temperature": 0}
+        body = {"model": "fake", "messages": self.messages, "max_tokens": max_tokens, "temperature": 0}
         async with self.client.post(f"{self.mocks.instances['alone'].url}/v1/chat/completions", json=body) as answer:
             return str((await answer.json())["choices"][0]["message"]["content"])
 
@@ -310,12 +310,16 @@ async def test_an_aggregated_request_pulls_its_prefix_too(monkeypatch: pytest.Mo
 STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-@pytest.mark.parametrize("others", [0, 1], ids=["the same instance", "another one"])
+@pytest.mark.parametrize(
+    ("others", "more"),
+    [(0, STREAMED), (1, STREAMED), (0, {"max_tokens": 1})],
+    ids=["the same instance", "another one", "in one piece"],
+)
 async def test_a_source_that_stands_still_costs_an_aggregated_request_the_cold_time_and_its_wait(
-    others: int, monkeypatch: pytest.MonkeyPatch
+    others: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then an instance serves it without a source, never the source itself. The hold of the source is given up."""
-    cold_s, wait_s, asked = 0.2, 0.3, list[frozenset[InstanceId]]()
+    cold_s, wait_s, asked = 0.2, 0.5, list[frozenset[InstanceId]]()
     source = PrefixSource(InstanceId("b0"), 800, wait_s, cold_s=cold_s)
 
     def choose(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
@@ -329,7 +333,7 @@ async def test_a_source_that_stands_still_costs_an_aggregated_request_the_cold_t
         await fleet.turn("one", **STREAMED)
         await fleet.fail("b1", "hang_pull", leg="decode")
         async with asyncio.timeout(60):  # by the loop's clock; the deadline is 300 s
-            await fleet.turn("two", **STREAMED)
+            await fleet.turn("two", **more)
         assert fleet.struck("b1") == 1 and await fleet.counted("held") == 1
         last = [each for each in (await fleet.told("/explain/two"))["turns"] if each["turn"] == "choice"][-1]
         assert last["decode"] == ("b2" if others else "b1"), last
@@ -346,7 +350,7 @@ async def test_a_source_that_stands_still_costs_an_aggregated_request_the_cold_t
 async def test_an_aggregated_request_that_finds_no_other_place_waits_for_its_pull(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, asked = PrefixSource(InstanceId("b0"), 800, 0.05, cold_s=0.05), list[frozenset[InstanceId]]()
+    source, asked = PrefixSource(InstanceId("b0"), 800, 0.5, cold_s=0.05), list[frozenset[InstanceId]]()
 
     def choose(_: FleetSnapshot, wanted: Wanted) -> Chosen:
         asked.append(wanted.excluded)

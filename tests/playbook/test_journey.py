@@ -405,10 +405,21 @@ def test_a_decode_leg_sets_no_turn_for_a_source() -> None:
 
 
 @pytest.mark.parametrize("whole_s", [50.0, 1000.0])
-def test_an_answer_in_one_piece_that_pulls_has_the_time_of_the_whole_answer(whole_s: float) -> None:
-    """Its first token cannot be seen."""
+def test_an_answer_in_one_piece_has_a_turn_if_its_longest_time_is_known(whole_s: float) -> None:
+    """Its first token cannot be seen, so the driver says that the leg pulls only with the time of the whole answer."""
     machine = Journey(hand_over=True, stream=False, deadline=100.0, deadline_s=100.0, whole_deadline=whole_s)
-    play(machine, [(Chosen(None, D, "", source=SOURCE), [SendDecode(D, None, source=SOURCE)]), (PULLED_WHOLE, [])])
+    source = replace(SOURCE, cold_s=40.0)
+    sent = [(Chosen(None, D, "", source=SOURCE), [SendDecode(D, None, source=SOURCE)])]
+    play(machine, [*sent, (SourceHeld(source, D), [])])
+    assert machine.next_wakeup() == min(1.0 + 40.0 + SOURCE.wait_s, 1.0 + (whole_s - 1.0) * TURN)
+    play(machine, [(Tick(), [INSTEAD]), (Chosen(None, P, ""), [DropDecode(), SendDecode(P, None)])], now=42.0)
+    assert machine.next_wakeup() == whole_s
+
+
+@pytest.mark.parametrize("whole_s", [50.0, 1000.0])
+def test_an_answer_in_one_piece_without_such_a_time_has_the_time_of_any_other(whole_s: float) -> None:
+    machine = Journey(hand_over=True, stream=False, deadline=100.0, deadline_s=100.0, whole_deadline=whole_s)
+    play(machine, [(Chosen(None, D, "", source=SOURCE), [SendDecode(D, None, source=SOURCE)])])
     assert machine.next_wakeup() == whole_s
     play(machine, [(Tick(), [Fail(error(504)), CloseDecode(), Finish("expired")])], now=whole_s)
 
