@@ -353,13 +353,9 @@ class Journey:
     def _send_prefill(self, instance: InstanceId, source: PrefixSource | None) -> SendPrefill:
         self.state, self.prefill = JourneyState.PREFILLING, instance
         self.legs += (instance,)
-        self._begin_turn()
+        self.sent_at, self.pulled, self.asks_second = self.now, None, False
         self.turn_ends = self.now + turn_s(self.deadline - self.now)
         return SendPrefill(instance, self.attempt, source)
-
-    def _begin_turn(self) -> None:
-        """A leg is sent."""
-        self.sent_at, self.pulled, self.asks_second = self.now, None, False
 
     def _go_on(self) -> None:
         """The last leg has another turn."""
@@ -387,7 +383,7 @@ class Journey:
         self, instance: InstanceId, transfer: TransferFields | None, source: PrefixSource | None = None
     ) -> SendDecode:
         self.state, self.untold = JourneyState.OPENING, False
-        self._begin_turn()
+        self.sent_at, self.pulled, self.asks_second = self.now, None, False
         self.turn_ends = self._half_at
         return SendDecode(instance, transfer, self.first_token, source)
 
