@@ -101,7 +101,7 @@ class LegCounts:
         """The request's prefill leg goes to this instance; `aggregated`: its only leg, which may pull."""
         more = -1.0 if second else SECOND_LEGS_SHARE
         self._second_legs = min(SECOND_LEGS_SAVED, self._second_legs + more)
-        context.prefill, context.whole = instance, aggregated
+        context.prefill, context.answers_too = instance, aggregated
         context.ended, context.left = self._all_ended(context)
         view = self._view.get(instance)
         row = self._view.all().inflight.rows[view.row]
@@ -133,7 +133,7 @@ class LegCounts:
         if view is None:
             return own, own
         row = self._view.all().inflight.rows[view.row]
-        if context.whole:
+        if context.answers_too:
             left = row.limits.prompts - row.prompts
             return left, left
         return own + row.peers_ended, own + row.peers_left

@@ -20,7 +20,7 @@ from support.chaos_load import Kind, wordy
 from support.chaos_router import announced, as_process, in_process
 from support.chaos_run import CLIENTS, Outcome, Router, Run
 from support.chaos_scenarios import BY_NAME, LIMITS, RANKED, SCENARIOS, UNSEEN, WITH_SOURCES, Hurts, Scenario
-from support.chaos_sources import patient_sources, whole_with_sources, with_sources
+from support.chaos_sources import aggregated_with_sources, patient_sources, with_sources
 from support.redis_server import RedisServer
 
 from cluster import wire
@@ -113,7 +113,7 @@ def _of_sources() -> list[Any]:
 async def test_the_same_holds_with_prefixes_from_peers(monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
     """Most prompts begin alike, and a source is asked for each. Some sources answer with a hold, in every scenario."""
     patient = patient_sources if scenario.stands_still else with_sources
-    monkeypatch.setitem(POLICIES, "least_load", whole_with_sources if scenario.whole else patient)
+    monkeypatch.setitem(POLICIES, "least_load", aggregated_with_sources if scenario.aggregated else patient)
     held: list[str] = []
     router = noting(held, 'baton_prefix_sources_total{outcome="held"')
     outcomes = await fairly(lambda: runs(scenario, SEEDS, router))

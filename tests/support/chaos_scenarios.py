@@ -69,8 +69,8 @@ class Scenario:
     """Data parallel ranks of each instance."""
     sources: bool = False
     """Whether prompts begin alike, and a source is asked for each prompt's beginning."""
-    whole: bool = False
-    """With `sources`: each request is served whole by one instance, which pulls from the source."""
+    aggregated: bool = False
+    """With `sources`: each request is served by one instance, which pulls from the source."""
     drive: str = ""
     """What breaks instead of an engine: `partition`, `registry` or `router`."""
     sim: tuple[Mapping[str, Any], ...] = ()
@@ -237,7 +237,9 @@ def _of_still_sources() -> list[Scenario]:
     fault = {"fault": "hang_pull", "share": 0.5}
     return [
         Scenario(name="prefill legs' pulls stand still, sources", side=Side.P, fault=fault, **fields),
-        Scenario(name="aggregated legs' pulls stand still, sources", side=Side.D, fault=fault, whole=True, **fields),
+        Scenario(
+            name="aggregated legs' pulls stand still, sources", side=Side.D, fault=fault, aggregated=True, **fields
+        ),
     ]
 
 

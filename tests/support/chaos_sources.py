@@ -33,9 +33,9 @@ def patient_sources(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
     return timed(with_sources(fleet, wanted))
 
 
-def whole_with_sources(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
-    """Serve each request whole. A stream has a source that follows from its arrival, and is served elsewhere if there
-    is room. (The longest time of an answer in one piece is not known.)
+def aggregated_with_sources(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
+    """Serve each request on one instance. A stream has a source that follows from its arrival, and is served elsewhere
+    if there is room. (The longest time of an answer in one piece is not known.)
     """
     whole = replace(wanted, hand_over=False)
     able = [each.id for each in fleet if each.ready and each.instance.role.decodes]
