@@ -50,8 +50,8 @@ class SchedulingContext:
     """
 
     __slots__ = (
-        "aggregated", "ahead", "answers_too", "begun", "decode", "degraded", "ended", "entered", "expected", "lane", "late",
-        "left", "prefill", "promise", "tpot_ms", "trial", "tried", "ttft_ms", "wanted",
+        "aggregated", "ahead", "answers_too", "begun", "decode", "degraded", "ended", "entered", "expected", "lane",
+        "late", "left", "prefill", "promise", "tpot_ms", "trial", "tried", "ttft_ms", "wanted",
     )  # fmt: skip
 
     def __init__(self, wanted: Wanted, promise: Promise = NO_PROMISE) -> None:
