@@ -73,4 +73,4 @@ class SimulatedAnswering:
         leg = self.leg
         if leg is not None and not leg.over:
             leg.detached = True
-            leg.passage.front.world.legs.abort(leg)
+            leg.passage.front.abort(leg)

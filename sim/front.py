@@ -113,11 +113,11 @@ class SimulatedRouter:
         and given up `j.CANCEL_WAIT_S` later.
         """
         leg.outlasted = True
-        self.kernel.at(self.kernel.now_ns + round(j.PATIENCE_S * NS), self.abort_prefill, leg)
+        self.kernel.at(self.kernel.now_ns + round(j.PATIENCE_S * NS), self.abort, leg)
         self.kernel.at(self.kernel.now_ns + round((j.PATIENCE_S + j.CANCEL_WAIT_S) * NS), self.leg_over, leg)
 
-    def abort_prefill(self, leg: SimulatedLeg) -> None:
-        """Abort a prefill leg that nothing waits for any more, and give up the hold that it may pull."""
+    def abort(self, leg: SimulatedLeg) -> None:
+        """Abort a leg that nothing waits for any more, and give up the hold of a source that it may pull."""
         if leg.beginning is not None and not leg.over:
             self.release(leg.passage, None, leg.beginning, waits=False)
         self.world.legs.abort(leg)

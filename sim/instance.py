@@ -85,7 +85,7 @@ class SimulatedLeg:
         self.sourcing: SimulatedSourcing | None = None
         """The purpose of a source leg; None: the leg is none."""
         self.beginning: TransferFields | None = None
-        """The hold of a source that a prefill leg pulls."""
+        """The hold of a source that the leg pulls; None again once its answer has begun."""
 
     def transfer(self, finished: ev.RequestFinished) -> TransferFields | None:
         """The hold in P's answer (live: `cluster.wire.read_transfer`); None: P holds nothing."""

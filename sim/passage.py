@@ -195,10 +195,12 @@ class Passage(SchedulingContext):
             case j.CloseDecode():
                 self.answering.close()
                 front.tell(d.Occupied(self, None))
+            case j.DropDecode():
+                self.answering.close()
             case j.ForgoPrefill(instance):
                 return sourcing.forgo(self.prefilling.at(instance))
             case j.CancelPrefill(instance):
-                front.abort_prefill(self.prefilling.at(instance))
+                front.abort(self.prefilling.at(instance))
             case j.ClosePrefill():
                 self.prefilling.close()
             case j.OutlastPrefill(instance):
@@ -262,6 +264,7 @@ class Passage(SchedulingContext):
     def opened(self, leg: SimulatedLeg) -> None:
         """The first token of a leg's answer has arrived."""
         if not leg.detached and leg is self.answering.leg:
+            leg.beginning = None  # it has pulled, or computed
             self.front.opened(leg)
             self.feed(j.Opened())
 

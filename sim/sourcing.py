@@ -86,7 +86,7 @@ class SimulatedSourcing:
             leg.request = replace(leg.request, pull=replace(held.fields["source"], handed_over=False))
             leg.beginning = held
         front.world.legs.send(leg)
-        if held is not None and leg.prefill:
+        if held is not None:
             passage.feed(j.SourceHeld(self.source, leg.at.name))
 
 

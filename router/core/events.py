@@ -98,7 +98,9 @@ class PrefillAnswered(msgspec.Struct, frozen=True):
 
 
 class SourceHeld(msgspec.Struct, frozen=True):
-    """The source of a prefill leg has answered with a hold: the leg was sent, and pulls it."""
+    """The source of a leg has answered with a hold: the leg was sent, and pulls it. For an aggregated leg whose answer
+    comes in one piece this is said only if its longest time is known (`router.core.turns.in_one_piece`).
+    """
 
     source: PrefixSource
     by: InstanceId
@@ -197,6 +199,9 @@ class Choose(msgspec.Struct, frozen=True):
     of its own."""
     otherwise: tuple[frozenset[InstanceId], ...] = ()
     """For a second leg: what to exclude in place of `excluded`, one after the other, while no pair is found."""
+    instead: bool = False
+    """With `second`: the answering leg is under way, no prefill leg. It is given up for what is chosen, so one instance
+    is as good as a pair."""
 
 
 class AwaitFleet(msgspec.Struct, frozen=True):
@@ -278,6 +283,12 @@ class CloseDecode(msgspec.Struct, frozen=True):
     """Close the connection of the answering leg: its engine aborts, and releases the hold if there is one."""
 
 
+class DropDecode(msgspec.Struct, frozen=True):
+    """Close the connection of the answering leg, which has not begun its answer: another leg is sent in its place. Its
+    engine aborts, and the source's hold that it may pull is given up. The place that was chosen meanwhile stays taken.
+    """
+
+
 class Relay(msgspec.Struct, frozen=True):
     """Pass the open answer on; answer with `Ended`, `Lost` or `ClientLeft`."""
 
@@ -329,6 +340,7 @@ Effect = (
     | ClosePrefill
     | OutlastPrefill
     | CloseDecode
+    | DropDecode
     | Relay
     | AnswerFromPrefill
     | ForwardRefusal

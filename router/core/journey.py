@@ -20,7 +20,8 @@ The guarantees:
   blocks at D. If P's leg fails, the early leg is closed, and the request goes on as if it had not been sent;
 - if a P stays silent for its turn, a second leg is sent to another P, if there is another. The first answer is used;
   the other leg runs to its end unused, and its hold is released. A leg that pulls a prompt's beginning has a short turn
-  (`router.core.turns`), and without another P the same P gets a leg without a source in its place.
+  (`router.core.turns`), and without another P the same P gets a leg without a source in its place. An aggregated leg
+  that pulls has the same turn: until its first token is here, another leg may be sent in its place.
 
 The machine does not know HTTP, instances' load, or any time other than `now`.
 """
@@ -47,6 +48,7 @@ from router.core.events import (
     CloseDecode,
     CloseEarly,
     ClosePrefill,
+    DropDecode,
     EarlyLost,
     Effect,
     Ended,
@@ -76,7 +78,7 @@ from router.core.events import (
     UseEarly,
     not_sent,
 )
-from router.core.turns import TURN, TURN_LEAST_S, second_choice, turn_s
+from router.core.turns import TURN, TURN_LEAST_S, choice_instead, second_choice, turn_s
 
 __all__ = [
     "CANCEL_WAIT_S",
@@ -95,6 +97,7 @@ __all__ = [
     "CloseDecode",
     "CloseEarly",
     "ClosePrefill",
+    "DropDecode",
     "EarlyLost",
     "Effect",
     "Ended",
@@ -199,7 +202,7 @@ class Journey:
         self.legs: tuple[InstanceId, ...] = ()
         """The instances whose prefill legs are still awaited, oldest first."""
         self.asks_second = False
-        """The journey has asked the policy for a second prefill leg and has no reply yet."""
+        """The journey has asked the policy for a second leg and has no reply yet."""
         self.decode: InstanceId | None = None
         self.transfer: TransferFields | None = None
         self.prefilled = False
@@ -233,9 +236,9 @@ class Journey:
         self.turn_ends = math.inf
         """The time at which the leg that was sent last has used up its share of a waiting client's time."""
         self.sent_at = 0.0
-        """When the last prefill leg was sent; with a source, when that was asked."""
+        """When the last leg was sent; with a source, when that was asked."""
         self.pulled: PrefixSource | None = None
-        """The source of the hold that the last prefill leg pulls; None: it pulls nothing, as far as is known."""
+        """The source of the hold that the last leg pulls; None: it pulls no beginning, as far as is known."""
 
     def begin(self) -> tuple[Effect, ...]:
         """The first effect: ask the policy."""
@@ -254,8 +257,7 @@ class Journey:
         if self.state is JourneyState.PREFILLING:
             return min(self.early_at, self.turn_ends if self.attempt < self.attempts_max else self.deadline)
         if self.state is JourneyState.OPENING:
-            limit = self.turn_ends if self._may_turn else self.deadline
-            return limit if self.stream else self.whole_deadline
+            return self.turn_ends if self._may_turn else self._until
         return self.give_up if self.state is JourneyState.CANCELLING else None
 
     def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
@@ -334,20 +336,39 @@ class Journey:
         self.because, self.decode = event.because, event.decode
         return (*early, *first, self._send_prefill(event.prefill, None))
 
+    def _instead_chosen(self, event: Chosen) -> tuple[Effect, ...]:
+        """The aggregated leg that pulls is given up for another one, without a source, if there is a place for it."""
+        if not self.asks_second:
+            return ()
+        self.asks_second = False
+        if event.decode is None:
+            self._go_on()
+            return ()
+        self.attempt += 1
+        self.because, self.decode = event.because, event.decode
+        if event.prefill is None:
+            return (DropDecode(), self._send_decode(event.decode, None))
+        return (DropDecode(), self._send_prefill(event.prefill, None))
+
     def _send_prefill(self, instance: InstanceId, source: PrefixSource | None) -> SendPrefill:
         self.state, self.prefill = JourneyState.PREFILLING, instance
         self.legs += (instance,)
-        self.sent_at, self.pulled = self.now, None
+        self.sent_at, self.pulled, self.asks_second = self.now, None, False
         self.turn_ends = self.now + turn_s(self.deadline - self.now)
         return SendPrefill(instance, self.attempt, source)
 
     def _go_on(self) -> None:
         """The last leg has another turn."""
-        self.turn_ends = self.now + turn_s(self.deadline - self.now, self.now - self.sent_at, self.pulled)
+        answers = self.state is JourneyState.OPENING
+        until = self._until if answers else self.deadline
+        self.turn_ends = self.now + turn_s(until - self.now, self.now - self.sent_at, self.pulled)
+        if answers and self.spoken:
+            self.turn_ends = min(self.turn_ends, self._half_at)
 
     def _source_held(self, event: SourceHeld) -> tuple[Effect, ...]:
         """The last leg pulls: from here on a source that stands still would keep the client waiting."""
-        if event.by == self.prefill and not self.asks_second:
+        by = self.decode if self.state is JourneyState.OPENING else self.prefill
+        if event.by == by and self.transfer is None and not self.asks_second:
             latest, self.pulled = self.turn_ends, event.source
             self._go_on()
             self.turn_ends = min(self.turn_ends, latest)
@@ -362,7 +383,8 @@ class Journey:
         self, instance: InstanceId, transfer: TransferFields | None, source: PrefixSource | None = None
     ) -> SendDecode:
         self.state, self.untold = JourneyState.OPENING, False
-        self.turn_ends = self.now + (self.deadline - self.now) * TURN
+        self.sent_at, self.pulled, self.asks_second = self.now, None, False
+        self.turn_ends = self._half_at
         return SendDecode(instance, transfer, self.first_token, source)
 
     def _fleet_changed(self, event: FleetChanged) -> tuple[Effect, ...]:
@@ -467,6 +489,9 @@ class Journey:
 
     def _ask_second(self) -> tuple[Effect, ...]:
         self.asks_second = True
+        if self.state is JourneyState.OPENING:
+            assert self.decode is not None and self.pulled is not None
+            return (choice_instead(self.excluded, self.decode, self.pulled, hand_over=self.hand_over),)
         return (second_choice(self.excluded, self.legs, self.pulled, hand_over=self.hand_over),)
 
     def _outlast(self) -> tuple[Effect, ...]:
@@ -543,7 +568,17 @@ class Journey:
     @property
     def _may_turn(self) -> bool:
         """Whether another instance can still take over from a D that keeps the client waiting."""
-        return self.spoken and self.attempt < self.attempts_max
+        return (self.spoken or self.pulled is not None) and self.attempt < self.attempts_max
+
+    @property
+    def _until(self) -> float:
+        """The deadline of the answering leg: for the first token, or, where that is not seen, for the whole answer."""
+        return self.deadline if self.stream else self.whole_deadline
+
+    @property
+    def _half_at(self) -> float:
+        """When the answering leg has used up its share of the time that was left as it was sent."""
+        return self.sent_at + (self._until - self.sent_at) * TURN
 
     def _speak(self) -> None:
         """The client has received output, and waits for more."""
@@ -573,7 +608,9 @@ class Journey:
             return (CancelPrefill(self.prefill),)
         if self.state is JourneyState.CANCELLING:
             return (ClosePrefill(), *self._wind_up(self.outcome))
-        if self.state is JourneyState.OPENING and self._may_turn and now < self.deadline:
+        if self.state is JourneyState.OPENING and self._may_turn and now < self._until:
+            if self.pulled is not None and not (self.spoken and now >= self._half_at):
+                return self._ask_second()
             assert self.decode is not None
             self.touched = True
             return (CloseDecode(), *self._try_again(self.decode, "no token in its turn"))
@@ -581,7 +618,7 @@ class Journey:
             return self._send_early()
         if self.state is JourneyState.PREFILLING and now < self.deadline:
             return self._ask_second()
-        until = self.deadline if self.stream or self.state is not JourneyState.OPENING else self.whole_deadline
+        until = self._until if self.state is JourneyState.OPENING else self.deadline
         limit = self.stall_s if self.spoken else until - self.arrived
         return (self._say(deadline_passed(limit)), *self._leave("expired", now))
 
@@ -623,6 +660,8 @@ _TABLE = {
     (JourneyState.PREFILLING, Lost): Journey._prefill_lost,
     (JourneyState.PREFILLING, EarlyLost): Journey._early_lost,
     (JourneyState.PREFILLING, Opened): Journey._early_opened,
+    (JourneyState.OPENING, Chosen): Journey._instead_chosen,
+    (JourneyState.OPENING, SourceHeld): Journey._source_held,
     (JourneyState.OPENING, Opened): Journey._opened,
     (JourneyState.OPENING, Refused): Journey._decode_refused,
     (JourneyState.OPENING, Lost): Journey._decode_lost,

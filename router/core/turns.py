@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from cluster.ids import InstanceId
 from router.core.events import Choose, PrefixSource
 
@@ -11,9 +13,12 @@ TURN = 0.5
 TURN_LEAST_S = 0.1
 """A turn of fewer seconds is too short for a prefill: then no other instance is asked."""
 
+SLOWER = 2.0
+"""How many times its expected time a token of an answer in one piece may take, before its leg counts as silent."""
+
 
 def turn_s(left_s: float, silent_s: float = 0.0, pulled: PrefixSource | None = None) -> float:
-    """Seconds from now to the end of a prefill leg's turn.
+    """Seconds from now to the end of a leg's turn.
 
     A leg that pulls a prompt's beginning has as long as the prompt is expected to take without that, and as long as the
     source's answer may take: a source that stands still during the pull costs no more. If no other instance can begin
@@ -49,3 +54,27 @@ def second_choice(
     return Choose(
         others | source, hand_over, second=True, holders=legs, otherwise=(others, excluded | source, excluded)
     )
+
+
+def choice_instead(excluded: frozenset[InstanceId], at: InstanceId, pulled: PrefixSource, *, hand_over: bool) -> Choose:
+    """Ask for a leg in place of an aggregated one at `at`, which pulls and is silent. `excluded`: as above.
+
+    The source may be what stands still, so it serves no part of the request. The leg's own instance may be well: it
+    serves the request if there is no other.
+    """
+    others = excluded | {pulled.instance}
+    return Choose(others | {at}, hand_over, second=True, otherwise=(others,), instead=True)
+
+
+def in_one_piece(source: PrefixSource, tokens_max: int | None, tpot_ms: float) -> PrefixSource | None:
+    """The source of an aggregated leg whose answer comes in one piece: its cold time includes the answer's longest
+    time, as the first token is not seen. None: that time is not known, and the leg has no short turn.
+
+    Args:
+        source: as it was chosen.
+        tokens_max: the answer's limit in tokens; None: it has none.
+        tpot_ms: the expected time of each token after the first; 0: not known.
+    """
+    if source.cold_s <= 0 or tokens_max is None or (tokens_max > 1 and tpot_ms <= 0):
+        return None
+    return replace(source, cold_s=source.cold_s + SLOWER * (tokens_max - 1) * tpot_ms / 1000)

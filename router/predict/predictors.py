@@ -80,7 +80,7 @@ class RequestPredictor:
             model,
             wanted.slo_class,
             tokens,
-            _limit(path, body),
+            tokens_limit(path, body),
             _count(body.get("min_tokens")) or 0,
             is_on(body, "ignore_eos"),
             cues_of(body),
@@ -141,7 +141,7 @@ def _chunk_tokens(tokens: int, text_bytes: int) -> float:
     return CHUNK_BYTES * tokens / text_bytes if text_bytes else 0.0
 
 
-def _limit(path: str, body: Mapping[str, Any]) -> int | None:
+def tokens_limit(path: str, body: Mapping[str, Any]) -> int | None:
     """The answer's limit in tokens as vLLM reads it; None: it has none but the context's."""
     limit = body.get("max_completion_tokens")
     limit = _count(body.get("max_tokens") if limit is None else limit)

@@ -94,7 +94,7 @@ class Answering(AnswerOwner):
         headers = self._outgoing.lines(Stage.DECODE_LEG if pulls else Stage.AGGREGATED_LEG, target)
         source = None if pulls else effect.source
 
-        def send(held: wire.TransferFields | None) -> None:
+        def send(held: wire.TransferFields | None) -> j.Event | None:
             if held is not None and source is not None:
                 held = held.untold()  # its usage counts what it had, and what it pulled
             fields = wire.decode_body({}, held, effect.first_token, adapter)
@@ -102,15 +102,20 @@ class Answering(AnswerOwner):
                 fields = self._outgoing.stamped(fields, instance, held_by, held_at)
             # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
             self.transmit(leg, target, headers, fields, once=held is not None)
+            return None if held is None or source is None else self._pulls(source, instance)
 
         if source is None:
-            send(transfer)
-            return None
+            return send(transfer)
         wanted = self._scheduled.context.wanted
         sourcing = Sourcing(parts, self._request, self._outgoing, self._sink, source, wanted, attempt, send)
         leg.source = sourcing
         sourcing.begin()
         return None
+
+    def _pulls(self, source: j.PrefixSource, instance: InstanceId) -> j.SourceHeld | None:
+        """The leg pulls its prompt's beginning: what the journey is told of that."""
+        timed = source if self._in_one_piece is None else self._in_one_piece.timed(source)
+        return None if timed is None else j.SourceHeld(timed, instance)
 
     def new_leg(self, instance: InstanceId, owner: AnswerOwner) -> AnswerLeg:
         """A leg to this instance, not sent yet."""
@@ -257,13 +262,17 @@ class Answering(AnswerOwner):
 
     def close(self) -> None:
         """Break the leg off, if there is one; its place is free."""
+        self.drop()
+        self._scheduled.occupy(None)
+
+    def drop(self) -> None:
+        """Break the leg off, if there is one; its place stays taken."""
         leg, self.leg = self.leg, None
         if leg is not None:
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
         if self._in_one_piece is not None:
             self._in_one_piece.leg_closed()
-        self._scheduled.occupy(None)
 
     def presume_no_more(self) -> None:
         """The prompt is known to be computed, or the request is over."""

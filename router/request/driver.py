@@ -200,6 +200,9 @@ class RequestDriver(EventSink):
             self._early.drop()
         self._answering.close()
 
+    def _drop_decode(self, _: j.DropDecode) -> None:
+        self._answering.drop()
+
     def _relay(self, _: j.Relay) -> j.Event | None:
         return self._answering.relay(seeded=self._seeding.sent)
 
@@ -307,6 +310,7 @@ _CARRY_OUT: Mapping[type[j.Effect], Callable[[RequestDriver, Any], j.Event | Non
     j.ClosePrefill: RequestDriver._close_prefill,
     j.OutlastPrefill: RequestDriver._outlast_prefill,
     j.CloseDecode: RequestDriver._close_decode,
+    j.DropDecode: RequestDriver._drop_decode,
     j.Relay: RequestDriver._relay,
     j.AnswerFromPrefill: RequestDriver._answer_from_prefill,
     j.ForwardRefusal: RequestDriver._forward_refusal,

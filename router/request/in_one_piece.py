@@ -7,9 +7,12 @@ from typing import Final
 
 from cluster.request import Request
 from router.core import engine_answers
+from router.core.events import PrefixSource
 from router.core.timing_parts import EngineTold
+from router.core.turns import in_one_piece
 from router.fleet import events as d
 from router.http.upstream import Answer
+from router.predict.predictors import tokens_limit
 from router.request.parts import Parts
 from router.request.scheduled import ScheduledRequest
 from router.request.trace import RequestTrace
@@ -45,6 +48,11 @@ class AnswerInOnePiece:
         if self._scheduled.foretold and context.ttft_ms > 0:
             left_s = self._request.arrived + context.ttft_ms / 1000 - now
             self._presumed = self._parts.engines.loop.call_later(max(0.0, left_s), self._scheduled.prompt_presumed)
+
+    def timed(self, source: PrefixSource) -> PrefixSource | None:
+        """The source from which the leg pulls, with the time of the whole answer (`router.core.turns.in_one_piece`)."""
+        limit = tokens_limit(self._request.path, self._request.body)
+        return in_one_piece(source, limit, self._scheduled.context.tpot_ms)
 
     def presume_no_more(self) -> None:
         """The prompt is known to be computed."""

@@ -67,7 +67,7 @@ class ScheduledRequest:
             dispatch.moved(context, former, effects[1:])
         elif len(effects) > 1 or self._parts.scheduler.wakeup_s is not None:  # most often there is nothing
             dispatch.call(effects[1:])
-        if effect.second and chosen.prefill is None:  # nothing changes
+        if effect.second and chosen.decode is None:  # nothing changes
             return chosen
         if chosen.prefill is None and effect.hand_over:
             dispatch.served_aggregated(chosen)

@@ -50,8 +50,8 @@ class SchedulingContext:
     """
 
     __slots__ = (
-        "aggregated", "ahead", "begun", "decode", "degraded", "ended", "entered", "expected", "lane", "late", "left",
-        "prefill", "promise", "tpot_ms", "trial", "tried", "ttft_ms", "wanted",
+        "aggregated", "ahead", "answers_too", "begun", "decode", "degraded", "ended", "entered", "expected", "lane",
+        "late", "left", "prefill", "promise", "tpot_ms", "trial", "tried", "ttft_ms", "wanted",
     )  # fmt: skip
 
     def __init__(self, wanted: Wanted, promise: Promise = NO_PROMISE) -> None:
@@ -60,10 +60,12 @@ class SchedulingContext:
         self.decode: InstanceId | None = None
         """The instance where its answer has a place."""
         self.prefill: InstanceId | None = None
-        """The instance of its last prefill leg."""
+        """The instance of its last prefill leg, or of an aggregated leg with a source."""
+        self.answers_too = False
+        """The leg at `prefill` is aggregated."""
         self.ahead = 0
         """The legs of this router and the prompts of its peers that were at `prefill` before its prefill leg, less
-        those that have left."""
+        those that have left; before an aggregated leg, the prompts."""
         self.ended = 0
         """This router's ended legs there, and its peers' computed prompts, at the last look (`LegCounts`)."""
         self.left = 0

@@ -31,9 +31,9 @@ from router.scheduler.scoring.handoff_guard import HandoffGuard
 from router.scheduler.scoring.prices import Scoring
 
 SECOND_LEGS_SHARE = 0.1
-"""Second legs (`Choose.second`) for each choice with a prefill leg. In a fleet where all instances are slow, each
-second leg makes all others slower; a tenth cannot overload it (the retry budget of Site Reliability Engineering,
-chapter 21)."""
+"""Second legs (`Choose.second`) for each choice with a prefill leg or a source. In a fleet where all instances are
+slow, each second leg makes all others slower; a tenth cannot overload it (the retry budget of Site Reliability
+Engineering, chapter 21)."""
 
 SECOND_LEGS_SAVED = 10.0
 """The number of second legs that may be sent at once: one P that hangs has about as many legs of one router."""
@@ -95,40 +95,47 @@ class LegCounts:
             del self._ended[instance]
         self.early.forget(self._view.knows)
 
-    def prefill_leg(self, context: SchedulingContext, prefill: InstanceId, *, second: bool) -> None:
-        """The request's prefill leg goes to this instance."""
+    def prompt_leg(
+        self, context: SchedulingContext, instance: InstanceId, *, second: bool, aggregated: bool = False
+    ) -> None:
+        """The request's prefill leg goes to this instance; `aggregated`: its only leg, which may pull."""
         more = -1.0 if second else SECOND_LEGS_SHARE
         self._second_legs = min(SECOND_LEGS_SAVED, self._second_legs + more)
-        context.prefill = prefill
-        context.ended, context.left = self._all_ended(prefill)
-        view = self._view.get(prefill)
-        context.ahead = view.inflight + self._view.all().inflight.rows[view.row].peers_prompts
+        context.prefill, context.answers_too = instance, aggregated
+        context.ended, context.left = self._all_ended(context)
+        view = self._view.get(instance)
+        row = self._view.all().inflight.rows[view.row]
+        context.ahead = row.prompts if aggregated else view.inflight + row.peers_prompts
 
     def allows_second(self, context: SchedulingContext) -> bool:
-        """Whether a second prefill leg may be sent for the request."""
+        """Whether a second leg may be sent for the request."""
         return not self._has_a_queue(context) and self._second_legs >= 1
 
     def _has_a_queue(self, context: SchedulingContext) -> bool:
-        """Whether its prefill instance has, since the last look, answered legs that were there before this one, and no
+        """Whether its instance has, since the last look, answered legs that were there before this one, and no
         later ones, as far as counting tells: it works, and in order. Elsewhere the queue is as long, or the policy
         would have chosen it.
         """
-        assert context.prefill is not None
-        ended, left = self._all_ended(context.prefill)
+        ended, left = self._all_ended(context)
         answered, context.ended = ended - context.ended, ended
         context.ahead -= left - context.left
         context.left = left
         unknown = self._view.routers - 1  # a prompt of each peer, which its last note does not have yet
         return answered > 0 and context.ahead >= -unknown
 
-    def _all_ended(self, instance: InstanceId) -> tuple[int, int]:
+    def _all_ended(self, context: SchedulingContext) -> tuple[int, int]:
         """The number of legs there that have ended, with peers' prompts that were computed; and with all of those that
-        have left.
+        have left. Of an aggregated leg, the number of prompts there that have left: an answer's end tells no order.
         """
+        instance = context.prefill
+        assert instance is not None
         view, own = self._view.get(instance) if self._view.knows(instance) else None, self._ended.get(instance, 0)
         if view is None:
             return own, own
         row = self._view.all().inflight.rows[view.row]
+        if context.answers_too:
+            left = row.limits.prompts - row.prompts
+            return left, left
         return own + row.peers_ended, own + row.peers_left
 
 
@@ -198,7 +205,7 @@ class Scheduler:
         that may pull it: the chosen P computes nothing.
         """
         if effect.second and not self.legs.allows_second(context):
-            return Chosen(None, None, "its prefill instance has a queue, or there are enough second legs"), ()
+            return Chosen(None, None, "its instance has a queue, or there are enough second legs"), ()
         self._now = max(self._now, now)
         fleet, admission, former, booking = self.view.all(), self.admission, context.decode, context.expected.booking
         context.begun = context.begun or (booking is not None and booking.first_s >= 0)
@@ -220,7 +227,9 @@ class Scheduler:
                 chosen = replace(chosen, anew=True)
             held = bool(effect.holders) and not effect.second and not chosen.anew
             if not held:
-                self.legs.prefill_leg(context, prefill, second=effect.second)
+                self.legs.prompt_leg(context, prefill, second=effect.second)
+        elif chosen.decode is not None and (chosen.source is not None or effect.instead):
+            self.legs.prompt_leg(context, chosen.decode, second=effect.second, aggregated=True)
         if chosen.wait:
             if admission is not None:
                 return chosen, calls + admission.enter(context, wanted)
@@ -397,7 +406,7 @@ def _as_wanted(scheduler: Scheduler, context: SchedulingContext, effect: Choose,
 def _choose_second(
     policy: Callable[[FleetSnapshot, Wanted], Chosen], fleet: FleetSnapshot, wanted: Wanted, effect: Choose
 ) -> Chosen:
-    """The first pair for a second leg that any of the effect's exclusions allows; without one, the last reply."""
+    """The first place for a second leg that any of the effect's exclusions allows; without one, the last reply."""
     chosen = policy(fleet, wanted)
     for excluded in effect.otherwise:
         if _is_second_pair(fleet, effect, wanted, chosen):
@@ -416,12 +425,14 @@ def _aggregated(guard: HandoffGuard | None, context: SchedulingContext, effect: 
 
 def _goes_on(effect: Choose, booking: InflightRequest | None) -> None:
     """The first leg of a request with a second one goes on: its prompt still keeps answers there waiting."""
-    if effect.second and booking is not None:
+    if effect.second and not effect.instead and booking is not None:
         booking.stall_ms = 0.0
 
 
 def _is_second_pair(fleet: FleetSnapshot, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:
-    """Whether a second leg can be sent by this choice, and the answer can come from either leg."""
+    """Whether a second leg can be sent by this choice, and the answer can come from either leg, if both go on."""
+    if effect.instead:
+        return chosen.decode is not None
     return chosen.prefill is not None and not _keeps_apart(fleet, effect, wanted, chosen)
 
 

@@ -20,7 +20,7 @@ from support.chaos_load import Kind, wordy
 from support.chaos_router import announced, as_process, in_process
 from support.chaos_run import CLIENTS, Outcome, Router, Run
 from support.chaos_scenarios import BY_NAME, LIMITS, RANKED, SCENARIOS, UNSEEN, WITH_SOURCES, Hurts, Scenario
-from support.chaos_sources import with_sources
+from support.chaos_sources import aggregated_with_sources, patient_sources, with_sources
 from support.redis_server import RedisServer
 
 from cluster import wire
@@ -95,9 +95,12 @@ async def test_nothing_is_wrong_late_or_left_behind(scenario: Scenario) -> None:
 
 
 def _of_sources() -> list[Any]:
-    """Rows in which a fault strikes a source as it strikes a prefill leg, and no more, are run by `make test-long`."""
+    """Rows in which a fault strikes a source as it strikes a prefill leg, and no more, are run by `make test-long`; and
+    of pulls that stand still, the row with prefill legs, as tests/contract/test_peers.py has them.
+    """
     long = {"kill D between the legs", "kill D during the pull", "break P before its work", "error P", "refuse P",
-            "stale blocks, digests", "P shuts its port during leg 1", "partition of P from the router"}  # fmt: skip
+            "stale blocks, digests", "P shuts its port during leg 1", "partition of P from the router",
+            "prefill legs' pulls stand still"}  # fmt: skip
     assert long <= {each.name.removesuffix(", sources") for each in WITH_SOURCES}
     return [
         pytest.param(each, id=each.name, marks=[pytest.mark.long] * (each.name.removesuffix(", sources") in long))
@@ -109,7 +112,8 @@ def _of_sources() -> list[Any]:
 @pytest.mark.parametrize("scenario", _of_sources())
 async def test_the_same_holds_with_prefixes_from_peers(monkeypatch: pytest.MonkeyPatch, scenario: Scenario) -> None:
     """Most prompts begin alike, and a source is asked for each. Some sources answer with a hold, in every scenario."""
-    monkeypatch.setitem(POLICIES, "least_load", with_sources)
+    patient = patient_sources if scenario.stands_still else with_sources
+    monkeypatch.setitem(POLICIES, "least_load", aggregated_with_sources if scenario.aggregated else patient)
     held: list[str] = []
     router = noting(held, 'baton_prefix_sources_total{outcome="held"')
     outcomes = await fairly(lambda: runs(scenario, SEEDS, router))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -53,6 +54,20 @@ def make(instance: Instance) -> Make:
         floor_ms=1.0, start_ms=1.0, token_ms=token_ms, area_ms=0.0, decode_ms=1.0, context_ms=0.0, request_ms=0.0
     )
     return Make(prefill=cost, decode=cost)
+
+
+def said_in(told: Any) -> tuple[str, int]:
+    """An answer in one piece: its text, and the tokens of its prompt."""
+    return str(told["choices"][0]["message"]["content"]), told["usage"]["prompt_tokens"]
+
+
+def whole_of(stream: str) -> tuple[str, int]:
+    """The same of a stream with usage, which ends well."""
+    *events, end = [line.removeprefix("data: ") for line in stream.splitlines() if line]
+    assert end == "[DONE]"
+    told = [json.loads(each) for each in events]
+    texts = [each["choices"][0]["delta"].get("content") or "" for each in told if each["choices"]]
+    return "".join(texts), told[-1]["usage"]["prompt_tokens"]
 
 
 @dataclass
@@ -119,12 +134,11 @@ class Peers:
         async with self.client.post(
             f"{self.endpoint}/v1/chat/completions", json=body, headers={"X-Request-Id": name}
         ) as answer:
-            told = await answer.json()
-            assert answer.status == 200, told
+            assert answer.status == 200, await answer.text()
+            text, tokens = whole_of(await answer.text()) if more.get("stream") else said_in(await answer.json())
         self.took_s = asyncio.get_running_loop().time() - began
-        self.cold_s = told["usage"]["prompt_tokens"] * TOKEN_MS / 1000
-        text = str(told["choices"][0]["message"]["content"])
-        assert text == await self.alone(), "as one engine says it"
+        self.cold_s = tokens * TOKEN_MS / 1000
+        assert text == await self.alone(body["max_tokens"]), "as one engine says it"
         self.messages.append({"role": "assistant", "content": text})
         turns = (await self.told(f"/explain/{name}"))["turns"]
         return text, next(each for each in turns if each["turn"] == "choice")
@@ -157,9 +171,9 @@ class Peers:
                 await asyncio.sleep(0.01)
         await self.nothing_is_held()
 
-    async def alone(self) -> str:
+    async def alone(self, max_tokens: int) -> str:
         """The answer of an engine without a prefix cache."""
-        body = {"model": "fake", "messages": self.messages, "max_tokens": 20, "temperature": 0}
+        body = {"model": "fake", "messages": self.messages, "max_tokens": max_tokens, "temperature": 0}
         async with self.client.post(f"{self.mocks.instances['alone'].url}/v1/chat/completions", json=body) as answer:
             return str((await answer.json())["choices"][0]["message"]["content"])
 
@@ -291,6 +305,76 @@ async def test_an_aggregated_request_pulls_its_prefix_too(monkeypatch: pytest.Mo
         await fleet.turn("two", stream=False)
         assert fleet.pulled("b1") > 700 and await fleet.counted("held") == 1
         await fleet.nothing_is_held()
+
+
+STREAMED: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+
+
+@pytest.mark.parametrize(
+    ("others", "more"),
+    [(0, STREAMED), (1, STREAMED), (0, {"max_tokens": 1})],
+    ids=["the same instance", "another one", "in one piece"],
+)
+async def test_a_source_that_stands_still_costs_an_aggregated_request_the_cold_time_and_its_wait(
+    others: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then an instance serves it without a source, never the source itself. The hold of the source is given up."""
+    cold_s, wait_s, asked = 0.2, 0.5, list[frozenset[InstanceId]]()
+    source = PrefixSource(InstanceId("b0"), 800, wait_s, cold_s=cold_s)
+
+    def choose(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
+        asked.append(wanted.excluded)
+        named = ("b0",) if len(asked) == 1 else ("b1", "b2", "b0")
+        left = [each for each in map(InstanceId, named) if each in fleet.by_id and each not in wanted.excluded]
+        return Chosen(None, left[0], "", source=source) if left else Chosen(None, None, "full")
+
+    monkeypatch.setitem(policies.POLICIES, "least_load", choose)
+    async with peers("b0", "b1", *["b2"][:others], policy="least_load") as fleet:
+        await fleet.turn("one", **STREAMED)
+        await fleet.fail("b1", "hang_pull", leg="decode")
+        async with asyncio.timeout(60):  # by the loop's clock; the deadline is 300 s
+            await fleet.turn("two", **more)
+        assert fleet.struck("b1") == 1 and await fleet.counted("held") == 1
+        last = [each for each in (await fleet.told("/explain/two"))["turns"] if each["turn"] == "choice"][-1]
+        assert last["decode"] == ("b2" if others else "b1"), last
+        assert not asked[0] and all("b0" in each for each in asked[2:])
+        assert cold_s + wait_s < fleet.took_s < cold_s + wait_s + fleet.cold_s + MARGIN_S
+        held, puller = fleet.mocks.instances["b0"], fleet.mocks.instances["b1"]
+        await eventually(lambda: held.load().kv_usage == 0, "the source's hold is given up while the pull hangs")
+        assert puller.load().kv_usage > 0, "a read under way may still write"
+        await fleet.mend("b1")
+        await fleet.nothing_runs()
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["waits", "leaves"])
+async def test_an_aggregated_request_that_finds_no_other_place_waits_for_its_pull(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, asked = PrefixSource(InstanceId("b0"), 800, 0.5, cold_s=0.05), list[frozenset[InstanceId]]()
+
+    def choose(_: FleetSnapshot, wanted: Wanted) -> Chosen:
+        asked.append(wanted.excluded)
+        if wanted.excluded:
+            return Chosen(None, None, "full", wait=True)
+        return (
+            Chosen(None, InstanceId("b0"), "") if len(asked) == 1 else Chosen(None, InstanceId("b1"), "", source=source)
+        )
+
+    monkeypatch.setitem(policies.POLICIES, "least_load", choose)
+    async with peers("b0", "b1", policy="least_load") as fleet:
+        await fleet.turn("one", **STREAMED)
+        await fleet.fail("b1", "hang_pull", leg="decode")
+        turn = asyncio.create_task(fleet.turn("two", **STREAMED))
+        await eventually(lambda: len(asked) >= 6, "asked again and again")
+        assert await fleet.inflight() == 1
+        if leaves:
+            turn.cancel()
+        held = fleet.mocks.instances["b0"]
+        await eventually(lambda: (held.load().kv_usage == 0) == leaves, "the hold is given up only if it is not wanted")
+        await fleet.mend("b1")  # the pull fails: its instance computes the prompt
+        if not leaves:
+            await turn
+        await fleet.nothing_runs()
 
 
 TEXT = "".join(SENTENCE.format(line) for line in range(30))

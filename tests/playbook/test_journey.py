@@ -1,6 +1,7 @@
 """The journey as readable scripts: what happened on the left, what must be done on the right."""
 
 import pytest
+from msgspec.structs import replace
 
 from cluster.errors import ApiError
 from cluster.ids import InstanceId
@@ -20,6 +21,7 @@ from router.core.journey import (
     CloseDecode,
     CloseEarly,
     ClosePrefill,
+    DropDecode,
     EarlyLost,
     Ended,
     Fail,
@@ -331,6 +333,112 @@ def test_the_last_try_of_a_leg_that_pulls_has_all_the_time_that_is_left() -> Non
     machine.attempts_max = 1
     play(machine, [(Chosen(P, D, "test", source=SOURCE), [SendPrefill(P, 1, SOURCE)]), (PULLED, [])])
     assert machine.next_wakeup() == 100.0
+
+
+# -- the same for a request that is served whole --
+
+INSTEAD = Choose(frozenset({D, D2}), hand_over=True, second=True, instead=True, otherwise=(frozenset({D2}),))
+"""The leg in place of D's goes anywhere but to D and the source; if there is no such place, to D."""
+PULLED_WHOLE = SourceHeld(SOURCE, D)
+
+
+def pulling_whole() -> Journey:
+    """D was sent the whole request at 1 s, and pulls its prompt's beginning from 1.2 s on."""
+    machine = journey()
+    play(machine, [(Chosen(None, D, "test", source=SOURCE), [SendDecode(D, None, source=SOURCE)])])
+    assert machine.next_wakeup() == 100.0, "a source that does not answer has a wait of its own"
+    play(machine, [(PULLED_WHOLE, [])], now=1.2)
+    return machine
+
+
+@pytest.mark.parametrize("at", [D, P2], ids=["the same instance", "another one"])
+def test_an_aggregated_leg_that_pulls_has_the_time_of_a_cold_prompt_and_the_sources_wait(at: InstanceId) -> None:
+    """Then the leg is closed, and the request served whole without a source."""
+    machine = pulling_whole()
+    assert machine.next_wakeup() == pytest.approx(5.0)
+    play(machine, [(Tick(), [])], now=4.9)
+    again = Chosen(None, at, "without", source=SOURCE)
+    play(machine, [(Tick(), [INSTEAD]), (again, [DropDecode(), SendDecode(at, None)])], now=5.0)
+    assert machine.next_wakeup() == 100.0, "the second leg pulls nothing"
+    assert machine.excluded == frozenset(), "the first instance may be well"
+    play(machine, [(Opened(), [Relay()]), (Ended(), [Finish("served")])], now=5.1)
+    assert machine.attempt == 2
+
+
+def test_in_place_of_an_aggregated_leg_the_request_may_be_handed_over() -> None:
+    machine = pulling_whole()
+    pair = Chosen(P, P2, "a pair", source=SOURCE, early_s=0.0)
+    play(machine, [(Tick(), [INSTEAD]), (pair, [DropDecode(), SendPrefill(P, 2)])], now=5.0)
+    assert machine.next_wakeup() == 5.0 + 95.0 * TURN
+    play(machine, [(answer(P, HOLD), [SendDecode(P2, HOLD)]), (Opened(), [Relay()])], now=5.1)
+
+
+def test_where_none_can_begin_an_aggregated_leg_that_pulls_has_as_long_again() -> None:
+    machine = pulling_whole()
+    for at in (5.0, 9.0, 17.0, 33.0):
+        assert machine.next_wakeup() == pytest.approx(at)
+        play(machine, [(Tick(), [INSTEAD]), (Chosen(None, None, "full", wait=at == 5.0), [])], now=at)
+    play(machine, [(Opened(), [Relay()]), (Ended(), [Finish("served")])], now=34.0)
+    assert (machine.attempt, machine.next_wakeup()) == (1, None)
+
+
+def test_an_aggregated_leg_whose_first_token_is_out_is_not_replaced() -> None:
+    machine = pulling_whole()
+    play(machine, [(Opened(), [Relay()]), (Tick(), []), (Chosen(None, P, "late"), [])], now=5.0)
+
+
+def test_an_aggregated_leg_that_pulls_nothing_is_waited_for_to_the_deadline() -> None:
+    machine = journey()
+    play(machine, [(Chosen(None, D, "test"), [SendDecode(D, None)]), (Chosen(None, P, "not asked for"), [])])
+    play(machine, [(SourceHeld(SOURCE, P), [])])
+    assert machine.next_wakeup() == 100.0, "P has no leg"
+    machine = pulling_whole()
+    machine.attempt = machine.attempts_max
+    assert machine.next_wakeup() == 100.0, "no try is left"
+    play(machine, [(Tick(), [])], now=6.0)
+
+
+def test_a_decode_leg_sets_no_turn_for_a_source() -> None:
+    machine = journey()
+    play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)]), (HELD, [SendDecode(D, HOLD)]), (PULLED_WHOLE, [])])
+    assert machine.next_wakeup() == 100.0
+
+
+@pytest.mark.parametrize("whole_s", [50.0, 1000.0])
+def test_an_answer_in_one_piece_has_a_turn_if_its_longest_time_is_known(whole_s: float) -> None:
+    """Its first token cannot be seen, so the driver says that the leg pulls only with the time of the whole answer."""
+    machine = Journey(hand_over=True, stream=False, deadline=100.0, deadline_s=100.0, whole_deadline=whole_s)
+    source = replace(SOURCE, cold_s=40.0)
+    sent = [(Chosen(None, D, "", source=SOURCE), [SendDecode(D, None, source=SOURCE)])]
+    play(machine, [*sent, (SourceHeld(source, D), [])])
+    assert machine.next_wakeup() == min(1.0 + 40.0 + SOURCE.wait_s, 1.0 + (whole_s - 1.0) * TURN)
+    play(machine, [(Tick(), [INSTEAD]), (Chosen(None, P, ""), [DropDecode(), SendDecode(P, None)])], now=42.0)
+    assert machine.next_wakeup() == whole_s
+
+
+@pytest.mark.parametrize("whole_s", [50.0, 1000.0])
+def test_an_answer_in_one_piece_without_such_a_time_has_the_time_of_any_other(whole_s: float) -> None:
+    machine = Journey(hand_over=True, stream=False, deadline=100.0, deadline_s=100.0, whole_deadline=whole_s)
+    play(machine, [(Chosen(None, D, "", source=SOURCE), [SendDecode(D, None, source=SOURCE)])])
+    assert machine.next_wakeup() == whole_s
+    play(machine, [(Tick(), [Fail(error(504)), CloseDecode(), Finish("expired")])], now=whole_s)
+
+
+def test_a_stream_that_goes_on_by_a_leg_that_pulls_is_given_up_after_half_of_the_stall_at_the_latest() -> None:
+    """As any other leg that keeps silent while the client waits for the rest."""
+    machine = journey()
+    play(machine, [(Chosen(None, P, "test"), [SendDecode(P, None)]), (Opened(), [Relay()])])
+    play(machine, [(Lost("reset", again=True), [CloseDecode(), Choose(frozenset({P}), hand_over=True)])], now=10.0)
+    slow = replace(SOURCE, cold_s=20.0)
+    play(machine, [(Chosen(None, D, "on", source=slow), [SendDecode(D, None, source=slow)])], now=10.0)
+    half_s = machine.next_wakeup()
+    play(machine, [(SourceHeld(slow, D), [])], now=10.5)
+    assert machine.next_wakeup() == 31.0 < half_s
+    play(machine, [(Tick(), [replace(INSTEAD, excluded=frozenset({P, D, D2}), otherwise=(frozenset({P, D2}),))])],
+         now=31.0)  # fmt: skip
+    play(machine, [(NOBODY, [])], now=31.0)
+    assert machine.next_wakeup() == half_s
+    play(machine, [(Tick(), [CloseDecode(), Choose(frozenset({P, D}), hand_over=True)])], now=half_s)
 
 
 def test_a_choice_that_the_journey_did_not_ask_for_sends_nothing() -> None:

@@ -28,6 +28,7 @@ EVENTS = st.one_of(
     st.builds(j.EarlyLost, st.just("lost")),
     st.builds(j.Chosen, NAMES, NAMES, st.just(""), early_s=st.sampled_from((0.0, 10.0))),
     st.builds(j.Chosen, NAMES, NAMES, st.just(""), source=st.just(SOURCE)),
+    st.builds(j.Chosen, st.none(), NAMES, st.just(""), source=st.just(SOURCE)),
     st.builds(j.SourceHeld, st.just(SOURCE), NAMES),
     st.just(j.Opened()),
     st.just(j.Ended()),
@@ -102,6 +103,9 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
             if isinstance(effect, j.UseEarly | j.CloseEarly | j.CloseDecode):
                 assert early or not isinstance(effect, j.CloseEarly), "only an open early leg is closed"
                 early = False
+            if isinstance(effect, j.DropDecode):
+                assert before is j.JourneyState.OPENING, "a leg is replaced only before its first token"
+                assert held is None and isinstance(event, j.Chosen) and event.decode is not None
             if isinstance(effect, j.SendDecode | j.AnswerFromPrefill):
                 assert not early, "one answering leg at a time"
                 assert not legs, "after the first answer, no other prefill leg is waited for"

@@ -166,6 +166,41 @@ def test_a_source_that_stands_still_during_the_pull_costs_the_cold_time_and_its_
     assert not (rows["flags"] & WRONG).any()
 
 
+def whole_from_the_last(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
+    """Serve whole: the first turn on one decode instance, and the second, with that one as its source, elsewhere."""
+    second = wanted.prompt_tokens > 110
+    names = (InstanceId("decode-3"), BEFORE, SOURCE) if second else (SOURCE,)
+    at = next((each for each in names if each in fleet.by_id and each not in wanted.excluded), None)
+    return Chosen(None, at, "", source=PrefixSource(SOURCE, 96, WAIT_S, 0.0, COLD_S) if second and at else None)
+
+
+@pytest.mark.parametrize("another", [True, False], ids=["another instance", "the same instance"])
+def test_a_source_that_stands_still_costs_an_aggregated_request_the_cold_time_and_its_wait(another: bool) -> None:
+    fleet = members(P, D, D, *([D] if another else []), nic_gb_s=0.05, config={"lease_s": 300.0})
+    world = World(fleet, SimSettings(peers=True, greedy=True, first_token_s=60.0), policy=whole_from_the_last)
+    stop_s = 5.08
+    Faults(world, [Fault(at_s=stop_s, kind="link", instance=SOURCE, factor=10**9, duration_s=60.0)], 0)
+    source, puller = world.by_name[SOURCE], world.by_name[InstanceId("decode-3") if another else BEFORE]
+    seen: list[tuple[int, float, float]] = []
+
+    def look(_: object) -> None:
+        seen.append((len(source.nic.sending), world.kv_usage(source), world.kv_usage(puller)))
+
+    for at_s in (stop_s, stop_s + COLD_S + WAIT_S + 0.5):
+        world.kernel.at(round(at_s * NS), look)
+    result = world.run(conversations(1, 2, gap_s=5.0, first=96, more=48, answer=12))
+    (flows, held, _), (flows_later, held_later, pulled_later) = seen
+    assert flows == flows_later == 1 and held > 0
+    assert held_later == 0, "the source's hold is given up"
+    assert pulled_later > 0, "a read under way may still write"
+    rows = result.columns
+    assert (rows["outcome"] == 1).all() and rows["attempts"].tolist() == [1, 2], result.details
+    assert rows["decode"].tolist()[1] != source.index
+    ttft_s = float(result.latency_s("ttft")[1])
+    assert COLD_S + WAIT_S < ttft_s < COLD_S + WAIT_S + 0.3, "the deadline is 60 s"
+    assert not (rows["flags"] & WRONG).any()
+
+
 # --- the gain ---------------------------------------------------------------------------------------------------------
 
 

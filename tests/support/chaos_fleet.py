@@ -6,6 +6,7 @@ The mocks run in the caller's event loop. The caller starts the router, in this 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
 from random import Random
@@ -151,6 +152,11 @@ class ChaosFleet:
             proxy.heal()
         for mock in self.mocks.instances.values():
             mock.clear_faults()
+
+    async def released(self, within_s: float) -> None:
+        """Wait until nothing is held, at most so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            await eventually(lambda: not self.holds(), "nothing is held", within_s)
 
     async def settled(self, within_s: float) -> bool:
         """Whether the fleet becomes `free` within so many seconds."""

@@ -84,6 +84,11 @@ class Run:
     async def _after(self, fleet: ChaosFleet) -> tuple[dict[str, int], bool]:
         """Holds that were not released in time, and whether the fleet is free in the end."""
         limits = self.limits
+        if self.scenario.stands_still:
+            await fleet.released(limits.released_s)
+            leaked = fleet.holds()
+            fleet.heal()
+            return leaked, await fleet.settled(limits.released_s)
         free = await fleet.settled(limits.released_s)
         leaked = fleet.holds()
         if not free and self.scenario.lease and self.lease_s is None:

@@ -69,12 +69,19 @@ class Scenario:
     """Data parallel ranks of each instance."""
     sources: bool = False
     """Whether prompts begin alike, and a source is asked for each prompt's beginning."""
+    aggregated: bool = False
+    """With `sources`: each request is served by one instance, which pulls from the source."""
     drive: str = ""
     """What breaks instead of an engine: `partition`, `registry` or `router`."""
     sim: tuple[Mapping[str, Any], ...] = ()
     """The same fault for the simulator, without its time and its instance."""
     not_in_sim: str = ""
     """Why the simulator cannot have this fault."""
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether pulls stand still until the fault is removed: their blocks stay taken so long."""
+        return self.fault.get("fault") == "hang_pull"
 
     @property
     def role(self) -> Role:
@@ -222,6 +229,20 @@ def _of_sources() -> list[Scenario]:
     ]
 
 
+def _of_still_sources() -> list[Scenario]:
+    """A source stands still while its hold is pulled: by prefill legs (prefill instances pull nothing else), or by legs
+    of requests that are served whole.
+    """
+    fields = {"sources": True, "everywhere": True, "not_in_sim": "tests/sim/test_peers_sim.py"}
+    fault = {"fault": "hang_pull", "share": 0.5}
+    return [
+        Scenario(name="prefill legs' pulls stand still, sources", side=Side.P, fault=fault, **fields),
+        Scenario(
+            name="aggregated legs' pulls stand still, sources", side=Side.D, fault=fault, aggregated=True, **fields
+        ),
+    ]
+
+
 def _source_lease(fault: Mapping[str, Any]) -> str:
     """Why holds may stay with sources, where they may not without."""
     return _DEAF_D if fault == DIES else ""
@@ -245,7 +266,7 @@ UNSEEN: tuple[Scenario, ...] = tuple(_unseen())
 RANKED: tuple[Scenario, ...] = tuple(_of_ranks())
 """Rows with data parallel ranks. They are not in the table, since no other router chooses ranks."""
 
-WITH_SOURCES: tuple[Scenario, ...] = tuple(_of_sources())
+WITH_SOURCES: tuple[Scenario, ...] = (*_of_sources(), *_of_still_sources())
 """Rows with prefixes that are pulled from peers. They are not in the table: no other router here has sources."""
 
 BY_NAME: dict[str, Scenario] = {each.name: each for each in SCENARIOS}

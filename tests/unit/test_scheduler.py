@@ -7,7 +7,7 @@ import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from router.core.journey import Choose, Chosen, Lost
+from router.core.journey import Choose, Chosen, Lost, PrefixSource
 from router.core.load_notes import BookingState, LoadNote, PromptState
 from router.core.values import ProofStanding, Reported, Wanted
 from router.fleet import events as d
@@ -238,6 +238,83 @@ def with_predictions(*, others: str = "w") -> Scheduler:
         view.add(Instance(id=name, role=role, url=f"http://{name}", weights=weights))
         view.seen(name, ({"id": "m"},), Load())
     return Scheduler(view, POLICIES["least_load"], foresees=True)
+
+
+INSTEAD = Choose(frozenset({D, D2}), hand_over=False, second=True, otherwise=(frozenset({D2}),), instead=True)
+"""In place of an aggregated leg at D, with D2 as its source."""
+
+
+def whole_with_source(fleet: FleetSnapshot, wanted: Wanted) -> Chosen:
+    """Serve whole on D; without D on P2; without a place nowhere. D2 is the source."""
+    views = [fleet.by_id[each] for each in (D, P2) if each not in wanted.excluded]
+    free = [each.id for each in views if each.inflight < (each.credits or 0)]
+    if not free:
+        return Chosen(None, None, "full", wait=True)
+    return Chosen(None, free[0], "whole", source=PrefixSource(D2, 100, 1.0, cold_s=1.0))
+
+
+def aggregating(*, places: int = 100) -> Scheduler:
+    here = with_predictions()
+    for each in (D, P2):
+        here.view.get(each).credits = places
+    return Scheduler(here.view, whole_with_source, foresees=True)
+
+
+def test_a_leg_in_place_of_an_aggregated_one_may_be_aggregated() -> None:
+    """It has the place of the first one, which keeps its own if no other instance can begin."""
+    here, one, late = aggregating(places=1), context(), context()
+    here.choose(one, ASK, 0.0)
+    here.choose(late, ASK, 0.0)
+    assert (one.decode, late.decode) == (D, P2)
+    only = msgspec.structs.replace(INSTEAD, otherwise=())
+    assert here.choose(one, only, 0.0)[0].decode is None and one.decode == D, "P2 is full"
+    assert len(here.line) == 0, "the request itself does not wait in the queue"
+    chosen, _ = here.choose(one, INSTEAD, 0.0)
+    assert (chosen.prefill, chosen.decode, one.decode) == (None, D, D), "its own place does not make D full for it"
+    here.finish(one, 0.0)
+    here.finish(late, 0.0)
+    here.choose(one, ASK, 0.0)
+    assert here.choose(one, INSTEAD, 0.0)[0].decode == one.decode == P2
+    assert [here.view.get(each).inflight for each in (D, P2)] == [0, 1]
+    here.finish(one, 0.0)
+    rows = here.view.all().inflight.rows
+    assert not any(each.inflight for each in here.view.all()) and not any(each.prompts for each in rows)
+
+
+def test_an_aggregated_leg_is_not_replaced_while_its_instance_computes_earlier_prompts() -> None:
+    """Answers that end there tell nothing: prompts begin in order, answers end in none."""
+    here, one = aggregating(), context()
+    older, ahead, behind = context(), [context() for _ in range(2)], [context() for _ in range(2)]
+    for each in (older, *ahead):
+        here.choose(each, ASK, 0.0)
+    here.opened(older, 0.5)
+    for each in (one, *behind):
+        here.choose(each, ASK, 1.0)
+    asked = msgspec.structs.replace(INSTEAD, otherwise=())
+    here.opened(ahead[0], 2.0)
+    assert here.choose(one, asked, 2.0)[0].decode is None, "one of two is computed"
+    here.opened(ahead[1], 3.0)
+    assert here.choose(one, asked, 3.0)[0].decode is None, "and the other"
+    here.finish(older, 4.0)
+    assert here.choose(one, asked, 4.0)[0].decode == P2, "and none since the last question"
+
+
+def test_an_aggregated_leg_is_replaced_if_later_prompts_are_computed_first() -> None:
+    here, one, behind = aggregating(), context(), context()
+    for each in (one, behind):
+        here.choose(each, ASK, 0.0)
+    here.opened(behind, 1.0)
+    assert here.choose(one, INSTEAD, 1.0)[0].decode == P2
+
+
+def test_legs_in_place_of_others_are_few() -> None:
+    """They count as second legs do: with a tenth of the legs that pull."""
+    here, count, sent = aggregating(places=10_000), 200, 0
+    for _ in range(count):
+        one = context()
+        here.choose(one, ASK, 0.0)
+        sent += here.choose(one, INSTEAD, 0.0)[0].decode is not None
+    assert SECOND_LEGS_SAVED + count * SECOND_LEGS_SHARE - 2 <= sent <= SECOND_LEGS_SAVED + count * SECOND_LEGS_SHARE
 
 
 def handed_over(here: Scheduler) -> SchedulingContext:
