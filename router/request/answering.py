@@ -102,7 +102,7 @@ class Answering(AnswerOwner):
                 fields = self._outgoing.stamped(fields, instance, held_by, held_at)
             # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
             self.transmit(leg, target, headers, fields, once=held is not None)
-            return None if held is None or source is None else self._pulls(source, instance)
+            return None if held is None else _source_held(source, instance, self._in_one_piece)
 
         if source is None:
             return send(transfer)
@@ -111,11 +111,6 @@ class Answering(AnswerOwner):
         leg.source = sourcing
         sourcing.begin()
         return None
-
-    def _pulls(self, source: j.PrefixSource, instance: InstanceId) -> j.SourceHeld | None:
-        """The leg pulls its prompt's beginning: what the journey is told of that."""
-        timed = source if self._in_one_piece is None else self._in_one_piece.timed(source)
-        return None if timed is None else j.SourceHeld(timed, instance)
 
     def new_leg(self, instance: InstanceId, owner: AnswerOwner) -> AnswerLeg:
         """A leg to this instance, not sent yet."""
@@ -260,19 +255,16 @@ class Answering(AnswerOwner):
         if self.leg is not None:
             self.leg.resume()
 
-    def close(self) -> None:
-        """Break the leg off, if there is one; its place is free."""
-        self.drop()
-        self._scheduled.occupy(None)
-
-    def drop(self) -> None:
-        """Break the leg off, if there is one; its place stays taken."""
+    def close(self, *, keeps_place: bool = False) -> None:
+        """Break the leg off, if there is one; its place is free, unless another leg of the request has it."""
         leg, self.leg = self.leg, None
         if leg is not None:
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
         if self._in_one_piece is not None:
             self._in_one_piece.leg_closed()
+        if not keeps_place:
+            self._scheduled.occupy(None)
 
     def presume_no_more(self) -> None:
         """The prompt is known to be computed, or the request is over."""
@@ -286,6 +278,17 @@ class Answering(AnswerOwner):
     def part(self) -> None:
         """The request is over: drop the references to its leg and its driver."""
         self.leg, self._sink = None, OVER
+
+
+def _source_held(
+    source: j.PrefixSource | None, instance: InstanceId, in_one_piece: AnswerInOnePiece | None
+) -> j.SourceHeld | None:
+    """What the journey is told of a leg that pulls; None: it pulls no prompt's beginning, or its longest time is not
+    known.
+    """
+    if source is not None and in_one_piece is not None:
+        source = in_one_piece.timed(source)
+    return None if source is None else j.SourceHeld(source, instance)
 
 
 def _not_sent(effect: j.SendDecode, view: FleetView, holder: PrefillLeg | None, *, begun: bool) -> j.Lost | None:

@@ -195,13 +195,10 @@ class RequestDriver(EventSink):
     def _outlast_prefill(self, effect: j.OutlastPrefill) -> None:
         self._prefilling.outlast(effect.instance)
 
-    def _close_decode(self, _: j.CloseDecode | None = None) -> None:
+    def _close_decode(self, effect: j.CloseDecode | j.DropDecode | None = None) -> None:
         if self._early is not None:
             self._early.drop()
-        self._answering.close()
-
-    def _drop_decode(self, _: j.DropDecode) -> None:
-        self._answering.drop()
+        self._answering.close(keeps_place=type(effect) is j.DropDecode)
 
     def _relay(self, _: j.Relay) -> j.Event | None:
         return self._answering.relay(seeded=self._seeding.sent)
@@ -310,7 +307,7 @@ _CARRY_OUT: Mapping[type[j.Effect], Callable[[RequestDriver, Any], j.Event | Non
     j.ClosePrefill: RequestDriver._close_prefill,
     j.OutlastPrefill: RequestDriver._outlast_prefill,
     j.CloseDecode: RequestDriver._close_decode,
-    j.DropDecode: RequestDriver._drop_decode,
+    j.DropDecode: RequestDriver._close_decode,
     j.Relay: RequestDriver._relay,
     j.AnswerFromPrefill: RequestDriver._answer_from_prefill,
     j.ForwardRefusal: RequestDriver._forward_refusal,
