@@ -701,8 +701,8 @@ CLAIMS = (
         "In the rough world (last table) ours keeps {} to {} of its goodput, the best rivals {} to {}. With three "
         "routers, which tell each other of their load in flight ([policy.md](policy.md#several-routers)), ours keeps "
         "{} to {}, and rivals behind the same admission (its limits count the same notes) {} to {}. Where answers are "
-        "{} times slower beside prompts than the router believes, ours keeps {}, {}, {} and {}, the rivals {}, {}, {} and "
-        "{}: on Azure's conversations ours is then at {} × the best rival;",
+        "{} times slower beside prompts than the router believes, ours keeps {}, {}, {} and {}, the rivals {}, {}, {} "
+        "and {}: on Azure's conversations ours is then at {} × the best rival;",
         policy_harder,
     ),
     Claim(
