@@ -530,6 +530,12 @@ class PairProofs:
         circle = self._circles.get((False, *pair[:2]))
         return circle is not None and circle == self._circles.get((False, *pair[2:]))
 
+    def agrees(self, pair: Pair) -> bool:
+        """Whether D is proven as a consumer, so that it has been asked about itself. That spares each further proof of
+        it two requests.
+        """
+        return (False, *pair[2:]) in self._circles
+
     # --- results ------------------------------------------------------------------------------------------------------
 
     def ended(

@@ -191,7 +191,7 @@ class Prover:
         try:
             because, inexact = await _Proof(
                 self._view, self._engines, self._fold, self._leg_ended, pair, model,
-                joining=joining, chats=not self.proofs.reads_alike(pair),
+                joining=joining, chats=not self.proofs.reads_alike(pair), itself=not self.proofs.agrees(pair),
             ).made()  # fmt: skip
         except (_NoWord, EngineLost, TimeoutError) as none:
             because, doubt = None, str(none) or "it took too long"
@@ -257,6 +257,7 @@ class _Proof:
         *,
         joining: bool,
         chats: bool,
+        itself: bool,
     ) -> None:
         self._view = view
         self._engines = engines
@@ -266,11 +267,12 @@ class _Proof:
         self._model = model
         self._joining = joining
         self._chats_too = chats
+        self._asks_about_itself = itself
         self._request = RequestId(f"proof-{secrets.token_hex(8)}")
 
     async def made(self) -> tuple[str, str]:
         """What is wrong with the pair, and why P's token may not stand for D's first; empty: nothing."""
-        found = await self._disagrees()
+        found = await self._disagrees() if self._asks_about_itself else ""
         if found:
             return found, ""
         inexact = ""

@@ -474,6 +474,17 @@ def test_two_instances_that_decoded_in_one_circle_need_no_new_proof_of_chats() -
     assert proofs.reads_alike(flipped) and not proofs.reads_alike(Pair(P0, 1, D1, 1))
 
 
+def test_a_proven_decode_instance_is_not_asked_about_itself_again() -> None:
+    proofs = PairProofs()
+    pair = Pair(P0, 1, D0, 1)
+    assert not proofs.agrees(pair)
+    proofs.ended(pair, "otherwise", 0.0)
+    assert not proofs.agrees(pair)
+    proofs.ended(pair, "", 0.0)
+    assert proofs.agrees(pair) and proofs.agrees(Pair(P1, 1, D0, 1))
+    assert not proofs.agrees(Pair(P0, 1, D0, 2)) and not proofs.agrees(Pair(D0, 1, P0, 1)), "it has only prefilled"
+
+
 def test_an_instance_that_joins_is_proven_with_the_partner_that_has_least_to_do() -> None:
     proofs, view = PairProofs(), fleet(prefills=1)
     all_due(proofs, view)
