@@ -7,6 +7,11 @@ a prompt that was never used, under a salt that no cache knows: P computes it an
 answers the same prompt alone, under another salt. (A prompt that was used before would be found in D's own cache, and
 prove nothing.)
 
+*D agrees with itself* if it finds the tokens of a text as likely when it reads them in a prompt as it did when it
+generated them. It is asked first, and alone: what a hand-over leaves to D is computed as if it was generated, and one
+engine computes the same with the prompt. An engine on which the two differ gives equal answers only by chance
+(`disagrees`).
+
 *The hand-over* is proven if both answers have the same greedy tokens, if D reports tokens from an external cache, and
 if both instances tokenize a prompt and a chat alike. Where answers differ once, the proof is repeated with another
 prompt and with logprobs. A difference then is no fault if it is a tie that another batch decides differently (`TIE`),
@@ -29,6 +34,8 @@ its circle; it is tried again after a while. `router.fleet.prover` sends the req
 from __future__ import annotations
 
 import math
+import operator
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -42,8 +49,7 @@ from router.fleet.columns import InstanceView
 from router.fleet.snapshot import FleetSnapshot
 
 ANSWER_TOKENS: Final = 24
-"""A wrong block shows in the first token after it, or hardly ever. An engine whose prefill and decode disagree a little
-(latent attention of vLLM 0.32 on CPU) shows it later: of 80 proofs with 8 tokens 13 were equal by chance."""
+"""A wrong block shows in the first token after it, or hardly ever."""
 
 CHAT_TOKENS: Final = 8
 """The tokens of a chat's answer. Both instances answer the chat alone: different default settings show in a few sampled
@@ -65,6 +71,14 @@ Chosen, not measured: sums in another order move a bf16 logit of about 10 by som
 another prompt's blocks make another distribution."""
 LOGPROBS: Final = 5
 """The number of candidates asked for where answers differ."""
+
+ITSELF: Final = 0.2
+"""Nats. A D that agrees with itself gives half of its own tokens two logprobs within this distance or a smaller one
+(docs/exactness.md, "Latent attention on CPU", has what was measured). It is a median, because where experts are chosen
+by rounding a few tokens may be far off."""
+
+PROMPTS: Final = 4
+"""The number of prompts that must show no fault where D tells no logprobs, so that it cannot be asked about itself."""
 
 ROUNDS_ALIKE: Final = "float32"
 """The number format in which it does not matter whether a token is computed alone or with others (docs/exactness.md,
@@ -106,16 +120,26 @@ class ProofAnswer(msgspec.Struct, frozen=True):
     """Its tokens, where the engine names them..."""
     prompt: tuple[int, ...] = ()
     """... and the prompt's."""
+    logprobs: tuple[float, ...] = ()
+    """With logprobs: those of its tokens..."""
+    prompt_logprobs: tuple[float, ...] = ()
+    """... and, if asked for, those of the prompt's last tokens, as many as the engine tells without a gap."""
 
 
 class _Logprobs(msgspec.Struct):
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
+    token_logprobs: list[float | None] = []
+
+
+class _Scored(msgspec.Struct):
+    logprob: float
 
 
 class _Choice(msgspec.Struct):
     text: str
     logprobs: _Logprobs | None = None
+    prompt_logprobs: list[dict[str, _Scored] | None] | None = None
     token_ids: tuple[int, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
 
@@ -143,12 +167,26 @@ def read(body: bytes) -> ProofAnswer | None:
         return None
     choice, details = answer.choices[0], None if answer.usage is None else answer.usage.prompt_tokens_details
     cached = None if details is None else details.cached_tokens or 0
-    said = ProofAnswer(choice.text, cached, ids=choice.token_ids or (), prompt=choice.prompt_token_ids or ())
-    told = choice.logprobs
+    prompt, told = choice.prompt_token_ids or (), choice.logprobs
+    said = ProofAnswer(choice.text, cached, ids=choice.token_ids or (), prompt=prompt)
+    if choice.prompt_logprobs is not None:
+        said = msgspec.structs.replace(said, prompt_logprobs=_own(prompt, choice.prompt_logprobs))
     if told is None:
         return said
     best = tuple(each or {} for each in told.top_logprobs)
-    return msgspec.structs.replace(said, tokens=tuple(told.tokens), best=best)
+    own = tuple(each for each in told.token_logprobs if each is not None)
+    return msgspec.structs.replace(said, tokens=tuple(told.tokens), best=best, logprobs=own)
+
+
+def _own(prompt: tuple[int, ...], scored: list[dict[str, _Scored] | None]) -> tuple[float, ...]:
+    """The logprobs of a prompt's last tokens. The first token has none, as nothing comes before it."""
+    found = list[float]()
+    for token, told in zip(reversed(prompt), reversed(scored), strict=False):
+        mine = None if told is None else told.get(str(token))
+        if mine is None:
+            break
+        found.append(mine.logprob)
+    return tuple(reversed(found))
 
 
 class _ChatUsage(msgspec.Struct):
@@ -194,6 +232,20 @@ def question(model: str, prompt: str, salt: str, *, logprobs: bool = False) -> d
     return {**asked, "ignore_eos": True, "return_token_ids": True, **({"logprobs": LOGPROBS} if logprobs else {})}
 
 
+def question_alone(model: str, prompt: str, salt: str, seed: int) -> dict[str, Any]:
+    """A request for a text of D's own. It is drawn by lot: a greedy answer often repeats one token, which shows little.
+    What would bend the logprobs is set to nothing, whatever the engine's default is.
+    """
+    asked = question(model, prompt, salt) | {"temperature": 1, "seed": seed, "logprobs": 1}
+    return asked | {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+
+
+def question_again(model: str, said: ProofAnswer, salt: str) -> dict[str, Any]:
+    """The request in which D reads its own text as a part of the prompt."""
+    asked = question(model, "", salt) | {"prompt": [*said.prompt, *said.ids], "max_tokens": 1}
+    return asked | {"prompt_logprobs": 1}  # with 0 vLLM 0.32 would not refuse it where it cannot answer
+
+
 def chat(model: str, prompt: str, salt: str, seed: int) -> dict[str, Any]:
     """A chat that both instances are asked alone: nothing is handed over. What a request may leave open (temperature,
     penalties) is left to the instance, and randomness to a seed that both get.
@@ -207,6 +259,22 @@ def told_by(secret: str) -> str:
     it, and is sure of each next token. So a token too early or too late shows as a different one.
     """
     return secret + secret[: len(secret) // 2]
+
+
+def disagrees(said: ProofAnswer, scored: ProofAnswer) -> str | None:
+    """How D disagrees with itself, in words; empty: it agrees. None: it has told no logprobs.
+
+    Args:
+        said: its answer to `question_alone`.
+        scored: its answer to `question_again`.
+    """
+    count = len(said.ids)
+    if not count or len(said.logprobs) != count or len(scored.prompt_logprobs) < count:
+        return None
+    apart = statistics.median(map(abs, map(operator.sub, said.logprobs, scored.prompt_logprobs[-count:])))
+    if apart <= ITSELF:
+        return ""
+    return "the decode instance disagrees with itself: it finds its own tokens otherwise likely when it reads them"
 
 
 def fault(handed: ProofAnswer, alone: ProofAnswer) -> str | None:
@@ -461,6 +529,12 @@ class PairProofs:
         """
         circle = self._circles.get((False, *pair[:2]))
         return circle is not None and circle == self._circles.get((False, *pair[2:]))
+
+    def agrees(self, pair: Pair) -> bool:
+        """Whether D is proven as a consumer, so that it has been asked about itself. That spares each further proof of
+        it two requests.
+        """
+        return (False, *pair[2:]) in self._circles
 
     # --- results ------------------------------------------------------------------------------------------------------
 

@@ -191,7 +191,7 @@ class Prover:
         try:
             because, inexact = await _Proof(
                 self._view, self._engines, self._fold, self._leg_ended, pair, model,
-                joining=joining, chats=not self.proofs.reads_alike(pair),
+                joining=joining, chats=not self.proofs.reads_alike(pair), itself=not self.proofs.agrees(pair),
             ).made()  # fmt: skip
         except (_NoWord, EngineLost, TimeoutError) as none:
             because, doubt = None, str(none) or "it took too long"
@@ -257,6 +257,7 @@ class _Proof:
         *,
         joining: bool,
         chats: bool,
+        itself: bool,
     ) -> None:
         self._view = view
         self._engines = engines
@@ -266,10 +267,41 @@ class _Proof:
         self._model = model
         self._joining = joining
         self._chats_too = chats
+        self._asks_about_itself = itself
         self._request = RequestId(f"proof-{secrets.token_hex(8)}")
 
     async def made(self) -> tuple[str, str]:
         """What is wrong with the pair, and why P's token may not stand for D's first; empty: nothing."""
+        found = await self._disagrees() if self._asks_about_itself else ""
+        if found:
+            return found, ""
+        inexact = ""
+        for _ in range(pair_proofs.PROMPTS if found is None else 1):
+            found, doubt = await self._seen()
+            inexact = inexact or doubt
+            if found:
+                return found, inexact
+        if not self._chats_too:
+            return "", inexact
+        found, drawn = await self._chats()
+        if not found and drawn and not inexact:  # a difference by rounding does not happen twice
+            found, drawn = await self._chats()
+        return found, inexact or drawn
+
+    async def _disagrees(self) -> str | None:
+        """`pair_proofs.disagrees` of D; None also if D refuses to tell logprobs."""
+        model, decode = self._model, self._pair.decode
+        prompt, seed = pair_proofs.told_by(secrets.token_hex(SECRET_BYTES)), secrets.randbelow(1 << 31)
+        try:
+            asked = pair_proofs.question_alone(model, prompt, secrets.token_hex(16), seed)
+            said = await self._answer(decode, asked)
+            scored = await self._answer(decode, pair_proofs.question_again(model, said, secrets.token_hex(16)))
+        except _Refused:
+            return None
+        return pair_proofs.disagrees(said, scored)
+
+    async def _seen(self) -> tuple[str, str]:
+        """What one prompt has shown, or up to three where D's answers to the first differ; in the form of `made`."""
         seen = await self._compared(logprobs=False)
         if seen.fault is None or (seen.fault == "" and seen.inexact and not seen.held):  # the difference may be a tie
             with contextlib.suppress(_Refused):  # without logprobs a tie cannot be told: the difference stands
@@ -279,12 +311,7 @@ class _Proof:
         found, inexact = seen.fault, seen.inexact
         if found is None:
             found = "with the other's blocks the decode instance answers otherwise than alone"
-        if found or not self._chats_too:
-            return found, inexact
-        found, drawn = await self._chats()
-        if not found and drawn and not inexact:  # a difference by rounding does not happen twice
-            found, drawn = await self._chats()
-        return found, inexact or drawn
+        return found, inexact
 
     async def _compared(self, *, logprobs: bool) -> _Comparison:
         """Send one new prompt in all ways, and compare the answers."""

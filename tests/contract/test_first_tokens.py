@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
-from support.fake_engine import FakeEngine
+from support.fake_engine import TOKENS, FakeEngine
 from support.fleet import Fleet, Starter, eventually
 from support.mock import mock_settings
 from support.mocked_router import MockedRouter, mocked_router
@@ -225,6 +226,77 @@ async def test_a_pair_that_cannot_be_proven_is_served_aggregated_and_says_why(st
     given.engines["prefill-0"].bodies.clear()
     status, answer = await given.post("/v1/completions", json={**BODY, "prompt": "hello"})
     assert status == 200 and answer["from"] == "decode-0" and not given.engines["prefill-0"].generated
+
+
+def tells(apart: float | None, other_after: int = 99) -> Callable[[dict[str, FakeEngine]], None]:
+    """Decode engines that answer a proof as vLLM does, always with the same three tokens.
+
+    Args:
+        apart: nats between the logprobs of these tokens as they are generated and as they are read; None: the engine
+            refuses to tell logprobs.
+        other_after: after so many hand-overs, D answers otherwise with P's blocks than alone.
+    """
+
+    def prepare(engines: dict[str, FakeEngine]) -> None:
+        d = engines["decode-0"]
+
+        async def behave(_: web.Request, body: dict[str, Any]) -> web.Response | None:
+            if "messages" in body:
+                return None
+            if apart is None and {"logprobs", "prompt_logprobs"} & body.keys():
+                return web.json_response({"error": {"message": "no logprobs", "code": 400}}, status=400)
+            fields = body.get("kv_transfer_params") or {}
+            d._free(fields)
+            handed = sum(1 for each in d.generated if each.get("kv_transfer_params"))
+            ids = [11, 12, 14 if fields and handed > other_after else 13]
+            prompt = body["prompt"] if isinstance(body["prompt"], list) else list(range(7))
+            choice = {"text": "".join(TOKENS), "token_ids": ids, "prompt_token_ids": prompt}
+            if "logprobs" in body:
+                choice["logprobs"] = {"tokens": TOKENS, "token_logprobs": [-1] * 3, "top_logprobs": [None] * 3}
+            if "prompt_logprobs" in body and apart is not None:
+                choice["prompt_logprobs"] = [None, *({str(each): {"logprob": -1 - apart}} for each in prompt[1:])]
+            usage = {"prompt_tokens": 7, "prompt_tokens_details": {"cached_tokens": 7 if fields else 0}}
+            return web.json_response({"choices": [choice], "usage": usage})
+
+        d.behave = behave
+
+    return prepare
+
+
+async def proofs_of(given: Fleet, result: str) -> Any:
+    """What `/ui/data` says of the only pair, once its proof has this result."""
+    told = ""
+    async with asyncio.timeout(10):
+        while f'baton_pair_proofs_total{{result="{result}"}} 1.0' not in told:
+            async with given.client.get(f"{given.admin}/metrics") as response:
+                told = await response.text()
+    return (await ui(given) or [{}])[0]
+
+
+async def test_a_d_that_disagrees_with_itself_gets_no_handover_although_its_answers_are_equal(start: Starter) -> None:
+    """Its answers with P's blocks and without are the same ones. With such an engine that is chance."""
+    given = await start(pins=True, proves=True, prepare=tells(1.0))
+    pair = await proofs_of(given, "failed")
+    assert pair["apart"] and "disagrees with itself" in pair["last_failure"]
+    status, answer = await given.post("/v1/completions", json={**BODY, "prompt": "hello"})
+    assert status == 200 and answer["choices"][0]["text"] == "".join(TOKENS)
+    assert not given.engines["prefill-0"].generated
+
+
+async def test_a_d_that_agrees_with_itself_is_asked_about_one_prompt(start: Starter) -> None:
+    given = await start(pins=True, proves=True, prepare=tells(0.0))
+    pair = await proofs_of(given, "passed")
+    assert not pair.get("apart")
+    assert len([each for each in given.engines["prefill-0"].generated if "prompt" in each]) == 1
+
+
+@pytest.mark.parametrize("other_after", [99, pair_proofs.PROMPTS - 1])
+async def test_a_d_that_tells_no_logprobs_is_asked_about_more_prompts(start: Starter, other_after: int) -> None:
+    given = await start(pins=True, proves=True, prepare=tells(None, other_after))
+    pair = await proofs_of(given, "passed" if other_after == 99 else "failed")
+    assert bool(pair.get("apart")) == (other_after != 99)
+    asked = [each for each in given.engines["prefill-0"].generated if "prompt" in each]
+    assert len(asked) == pair_proofs.PROMPTS + (other_after != 99)  # and once more, to see whether it is a tie
 
 
 async def ui(given: Fleet) -> Any:

@@ -12,6 +12,7 @@ from router.fleet.events import LegStarted
 from router.fleet.pair_proofs import (
     AGAIN_S,
     EACH,
+    ITSELF,
     LATER_S,
     MERGED_MAX,
     NO_CHATS,
@@ -23,11 +24,14 @@ from router.fleet.pair_proofs import (
     ProofAnswer,
     chat_read,
     computed_otherwise,
+    disagrees,
     fault,
     inexact,
     other_chat,
     other_draw,
     question,
+    question_again,
+    question_alone,
     read,
 )
 from router.fleet.prover import LEG_S, SILENT_S
@@ -368,6 +372,33 @@ def test_a_tie_among_candidates_that_differ_is_a_fault(place: int, off: float, g
     assert (fault(handed, alone) == "") == good
 
 
+@pytest.mark.parametrize(
+    ("apart", "good"),
+    [
+        ((0.0, 0.0, 0.0), True),
+        ((ITSELF, -ITSELF, 0.0), True),
+        ((0.0, 9.0, 0.0), True),  # another expert was chosen for one token
+        ((ITSELF + 0.01, -ITSELF - 0.01, 0.0), False),
+        ((3.0, -2.0, 1.0), False),
+    ],
+)
+def test_an_engine_that_disagrees_with_itself_over_half_of_its_tokens(apart: tuple[float, ...], good: bool) -> None:
+    own = (-16.0, -0.5, -4.0)
+    said = ProofAnswer("abc", 0, ids=(1, 2, 3), logprobs=own)
+    scored = ProofAnswer("d", 0, prompt_logprobs=(-99.0, *(each + off for each, off in zip(own, apart, strict=True))))
+    found = disagrees(said, scored)
+    assert found is not None and (found == "") is good
+
+
+def test_without_logprobs_it_is_not_known_whether_an_engine_disagrees_with_itself() -> None:
+    said, scored = ProofAnswer("a", 0, ids=(1,), logprobs=(-1.0,)), ProofAnswer("b", 0, prompt_logprobs=(-1.0,))
+    assert disagrees(said, scored) == ""
+    silent = ProofAnswer("a", 0)
+    assert disagrees(silent, scored) is disagrees(said, silent) is disagrees(silent, silent) is None
+    assert disagrees(ProofAnswer("ab", 0, ids=(1, 2), logprobs=(-1.0,)), scored) is None
+    assert disagrees(ProofAnswer("ab", 0, ids=(1, 2), logprobs=(-1.0, -1.0)), scored) is None
+
+
 def test_whether_ps_token_is_ds_first_token() -> None:
     handed, alone = ProofAnswer("ab", 96, ids=(5, 6)), ProofAnswer("ab", 0, ids=(5, 6))
     assert inexact(ProofAnswer("a", 0, ids=(5,)), "", handed, alone) == ""
@@ -416,6 +447,18 @@ def test_questions_to_engines_and_their_answers() -> None:
         "usage": {"prompt_tokens_details": {"cached_tokens": 64}},
     }
     assert read(json.dumps(told).encode()) == ProofAnswer("ab", 64, ("a", "b"), ({"a": -1.0}, {}))
+    told["choices"][0] |= {"prompt_token_ids": [7, 8, 9], "token_ids": [1, 2]}  # type: ignore[index]
+    told["choices"][0]["logprobs"]["token_logprobs"] = [-1.0, -2.0]  # type: ignore[index]
+    scored = [None, {"8": {"logprob": -3.0}}, {"9": {"logprob": -4.0, "rank": 2}, "5": {"logprob": -1.0, "rank": 1}}]
+    told["choices"][0]["prompt_logprobs"] = scored  # type: ignore[index]
+    whole = read(json.dumps(told).encode())
+    assert whole is not None and (whole.logprobs, whole.prompt_logprobs) == ((-1.0, -2.0), (-3.0, -4.0))
+    scored[1] = {"6": {"logprob": -3.0}}
+    assert (read(json.dumps(told).encode()) or whole).prompt_logprobs == (-4.0,), "up to the first gap"
+    drawn, again = question_alone("m", "x", "s", 3), question_again("m", whole, "t")
+    assert drawn["seed"] == 3 and drawn["temperature"] == drawn["logprobs"] == drawn["repetition_penalty"] == 1
+    assert again["prompt"] == [7, 8, 9, 1, 2] and again["max_tokens"] == 1 and again["cache_salt"] == "t"
+    assert again["prompt_logprobs"] == 1, "vLLM 0.32 fails with 0, where it refuses 1 (--kv-sharing-fast-prefill)"
     assert read(b'{"choices": [{"text": "ab"}]}') == ProofAnswer("ab", None)
     assert read(b'{"choices": [{"text": "ab"}], "usage": {"prompt_tokens_details": {}}}') == ProofAnswer("ab", 0)
     for bad in (b"", b"{}", b'{"choices": []}', b'{"choices": [{"text": 3}]}', b"[" * 10_000, b"\xff"):
@@ -429,6 +472,17 @@ def test_two_instances_that_decoded_in_one_circle_need_no_new_proof_of_chats() -
     assert not proofs.reads_alike(flipped)
     all_due(proofs, view)
     assert proofs.reads_alike(flipped) and not proofs.reads_alike(Pair(P0, 1, D1, 1))
+
+
+def test_a_proven_decode_instance_is_not_asked_about_itself_again() -> None:
+    proofs = PairProofs()
+    pair = Pair(P0, 1, D0, 1)
+    assert not proofs.agrees(pair)
+    proofs.ended(pair, "otherwise", 0.0)
+    assert not proofs.agrees(pair)
+    proofs.ended(pair, "", 0.0)
+    assert proofs.agrees(pair) and proofs.agrees(Pair(P1, 1, D0, 1))
+    assert not proofs.agrees(Pair(P0, 1, D0, 2)) and not proofs.agrees(Pair(D0, 1, P0, 1)), "it has only prefilled"
 
 
 def test_an_instance_that_joins_is_proven_with_the_partner_that_has_least_to_do() -> None:
