@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: setup serve test test-long test-compiled test-gpu check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-real bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-bound bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-admission bench-plan licences audit plan-example test-k8s bench-scaling wheel helm
+.PHONY: setup serve test test-long test-compiled test-gpu check validate fuzz-api fuzz-router bench-router bench-handoff bench-connectors bench-tiers bench-real bench-load bench-lengths bench-prefixes bench-choose bench-policy bench-bound bench-breakeven soak bench-twin chaos-table compile bench-compare bench-sim bench-vidur lock clean help bench-bodies bench-defaults bench-admission bench-plan licences audit plan-example test-k8s bench-scaling wheel helm
 
 # The first Python that fits; or say which: make PYTHON=/path/to/python3.11
 PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
@@ -66,6 +66,9 @@ bench-bodies: setup ## the worst bodies we know: how long other requests wait me
 
 bench-connectors: setup ## bench-handoff's second part: vLLM's connectors and Baton's (ARGS=--quick, --only, --publish)
 	@$(BIN)/python -m bench.handoff --part connectors $(ARGS)
+
+bench-tiers: setup ## evicted prompts back from host memory, disk and other engines; ranks' caches; real engines, an hour, resumable (ARGS=--quick, --only PART, --publish)
+	@$(BIN)/python -m bench.tiers $(ARGS)
 
 bench-real: setup ## requests in time on two real engines: Baton, the same serving whole, plain vLLM; needs BATON_DATA (ARGS=--quick, --publish)
 	@$(BIN)/python -m bench.real $(ARGS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 import urllib.request
 from collections import Counter
@@ -23,6 +22,7 @@ from support.engine_pair import ask as post
 from support.engine_pair import load
 from support.pairs_front import by_url
 from support.random_models import write_model
+from support.rank_talks import PLACES, TOKENS, ask, found_with, prompts, text
 
 from bench import pair
 from bench.pair import Engines, Running
@@ -43,7 +43,6 @@ models:
 transfer: {connector: auto}
 router: {policy: least_load}
 """
-TOKENS = 12
 
 
 @pytest.fixture(autouse=True)
@@ -55,16 +54,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def of(prefill: int, decode: int, *, starts: tuple[int, int] = (1, 1)) -> str:
     text = FILE.replace("PS", str(starts[0])).replace("DS", str(starts[1]))
     return text.replace("dp: P", f"dp: {prefill}").replace("dp: D", f"dp: {decode}")
-
-
-def ask(url: str, prompt: str, **headers: str) -> dict[str, Any]:
-    body = {"model": "baton-tiny", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    if headers:
-        body["cache_salt"] = "alone"
-    told = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), told)
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        return dict(json.loads(answer.read()))
 
 
 def stream(url: str, prompt: str) -> str:
@@ -82,16 +71,6 @@ def stream(url: str, prompt: str) -> str:
     assert events.endswith("data: [DONE]\n\n") and '"error"' not in events, events
     parts = [json.loads(each.removeprefix("data: ")) for each in events.strip().split("\n\n")[:-1]]
     return "".join(text(part) for part in parts)
-
-
-def text(answer: dict[str, Any]) -> str:
-    return str(answer["choices"][0]["text"])
-
-
-def prompts(count: int, seed: int = 3) -> list[str]:
-    chance = random.Random(seed)
-    words = "fox hill river sun tree stone child bird rain moon".split()
-    return [" ".join(chance.choice(words) for _ in range(chance.randrange(30, 130))) for _ in range(count)]
 
 
 @pytest.fixture(
@@ -204,54 +183,16 @@ def test_a_killed_rank_costs_no_request_and_comes_back(tmp_path: Path) -> None:
         within(60, pulled)
 
 
-BOTH = """
-models:
-  - name: baton-tiny
-    pools:
-      both: {start: STARTS, shape: {dp: DP}}
-transfer: {connector: auto}
-"""
-TALKS, TURNS = 8, 5
-
-
-def _hit_rate(cluster: Cluster) -> float:
-    """Over conversations that take turns, the share of all prompt tokens that clients are told was in a cache. An
-    engine that pulls a beginning from another one counts it as cached.
-    """
-    _talk(cluster, prompts(4, seed=20), turns=3)  # the router learns how fast these engines are
-    prompt, cached = _talk(cluster, prompts(TALKS, seed=21), turns=TURNS)
-    print(f"{prompt} prompt tokens, {cached} cached")
-    return cached / prompt
-
-
-def _talk(cluster: Cluster, starts: list[str], turns: int) -> tuple[int, int]:
-    """All prompt tokens, and those of them that were in a cache."""
-    talks = [(each * 12)[:1150] for each in starts]  # a chunk of the prefix-cache index has some 1,000 bytes
-    prompt = cached = 0
-    for turn in range(turns):
-        with ThreadPoolExecutor(1 if turn else len(talks)) as pool:  # the first turns at once, so that they go to both
-            answers = list(pool.map(lambda said: ask(cluster.endpoint, said), talks))
-        for number, (said, answer) in enumerate(zip(talks, answers, strict=True)):
-            usage = answer["usage"]
-            prompt += usage["prompt_tokens"]
-            cached += (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-            talks[number] = (
-                said + text(answer) + f" and on day {turn} of talk {number} the fox went up the hill again. "
-            )
-    return prompt, cached
-
-
 def test_prefixes_are_found_as_on_two_instances(tmp_path: Path) -> None:
     rates = []
-    for name, starts, ranks in (("ranks", 1, 2), ("instances", 2, 1)):
-        folder = tmp_path / name
-        folder.mkdir()
-        file = BOTH.replace("STARTS", str(starts)).replace("DP", str(ranks))
-        with Cluster.of(folder, file) as cluster:
-            rates.append(_hit_rate(cluster))
-            used = [each.prompt_tokens for name in cluster.urls for each in parse_loads(cluster.metrics(name), ranks)]
-            print(f"{name}: {rates[-1]:.4f} of all prompt tokens were in a cache; prompt tokens {used}")
-            assert len(used) == 2 and min(used) > sum(used) / 20
+    for name in PLACES:
+        found = found_with(tmp_path / name, name)
+        rates.append(found.rate)
+        print(
+            f"{name}: {found.cached} of {found.prompt} prompt tokens were in a cache, {found.rate:.4f}; "
+            f"prompt tokens {found.by_place}"
+        )
+        assert len(found.by_place) == 2 and min(found.by_place) > sum(found.by_place) / 20
     # In the simulator the two rates are equal (tests/sim/test_ranks.py).
     assert rates[0] > 0.5 and abs(rates[0] - rates[1]) <= 0.02, rates
 
