@@ -39,7 +39,7 @@ class Heard:
 def events(url: str, body: dict[str, Any]) -> tuple[list[float], str]:
     """One stream, read event by event: milliseconds from sending to each of them, and the text of all."""
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=300)
     connection.connect()
     payload = json.dumps(body).encode()
     begun = time.perf_counter()

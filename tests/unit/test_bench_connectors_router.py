@@ -50,6 +50,13 @@ def test_a_choice_is_compared_with_the_better_way_turn_by_turn() -> None:
     assert told["low"] == pytest.approx(1.01) and told["high"] == pytest.approx(1.01)
 
 
+def test_the_better_way_is_so_in_most_turns() -> None:
+    """A few turns in which all was slow do not decide."""
+    mine = figures(1.0)
+    mine["second"] = {"early": [100.0, 100.0, 900.0, 950.0, 980.0], "pull": [90.0, 90.0, 500.0, 990.0, 990.0]}
+    assert bench.better(mine, "second") == "pull"
+
+
 def test_tables_have_a_row_for_each_way_and_token() -> None:
     times, legs = bench.tables({"alone": figures(1.01), "loop": figures(1.02)})
     assert [row[:2] for row in times.rows] == [
