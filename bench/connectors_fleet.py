@@ -10,9 +10,9 @@ import statistics
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from typing import Any, Final
@@ -137,22 +137,12 @@ class Fleet:
         with self._other_prompts():
             return [self.hand_over(length) for _ in range(count)]
 
-    @contextmanager
-    def _other_prompts(self) -> Iterator[None]:
-        over = threading.Event()
-
+    def _other_prompts(self) -> AbstractContextManager[None]:
         def compute() -> None:
-            while not over.is_set():
-                name, prompt = self.prompt(BUSY_TOKENS)
-                _post(self.p, {**self.body(prompt), "max_tokens": 1}, name.request).read()
+            name, prompt = self.prompt(BUSY_TOKENS)
+            _post(self.p, {**self.body(prompt), "max_tokens": 1}, name.request).read()
 
-        with ThreadPoolExecutor(1) as pool:
-            computing = pool.submit(compute)
-            try:
-                yield
-            finally:
-                over.set()
-            computing.result()
+        return without_pause(compute)
 
     # --- giving up ---------------------------------------------------------------------------------------------------
 
@@ -254,6 +244,24 @@ class Fleet:
         pages = [_page(url) for url in (self.p, self.d)]
         seconds = sum(_metric(page, "vllm:nixl_xfer_time_seconds_sum") for page in pages)
         return sum(_metric(page, "vllm:nixl_bytes_transferred_sum") for page in pages) / seconds if seconds else 0.0
+
+
+@contextmanager
+def without_pause(act: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile a thread does this again and again."""
+    over = threading.Event()
+
+    def keep_on() -> None:
+        while not over.is_set():
+            act()
+
+    with ThreadPoolExecutor(1) as pool:
+        acting = pool.submit(keep_on)
+        try:
+            yield
+        finally:
+            over.set()
+        acting.result()
 
 
 def _seen(begun: float, answered: float, times: list[float]) -> Seen:

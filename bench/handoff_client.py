@@ -36,10 +36,10 @@ class Heard:
     text: str
 
 
-def listen(url: str, body: dict[str, Any]) -> Heard:
-    """One stream, read event by event."""
+def events(url: str, body: dict[str, Any]) -> tuple[list[float], str]:
+    """One stream, read event by event: milliseconds from sending to each of them, and the text of all."""
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
+    connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=300)
     connection.connect()
     payload = json.dumps(body).encode()
     begun = time.perf_counter()
@@ -52,6 +52,12 @@ def listen(url: str, body: dict[str, Any]) -> Heard:
         times.append((time.perf_counter() - begun) * 1e3)
         text += json.loads(line[6:])["choices"][0]["text"]
     connection.close()
+    return times, text
+
+
+def listen(url: str, body: dict[str, Any]) -> Heard:
+    """One stream of which at least two events come apart."""
+    times, text = events(url, body)
     # A late reader finds several tokens in one event: steps are counted by events, so the median is taken.
     return Heard(times[0], times[1], statistics.median(b - a for a, b in itertools.pairwise(times)), text)
 

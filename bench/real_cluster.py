@@ -23,7 +23,7 @@ STOP_S = 90.0
 
 @contextmanager
 def up(words: Sequence[str], bench: str) -> Iterator[dict[str, Any]]:
-    """`baton up` with these words; its ready line: `endpoint`, `admin`, `model`, `instances`.
+    """`baton up` with these words; its ready line (`endpoint`, `admin`, `model`, `instances`), and `state`, its folder.
 
     Raises:
         SystemExit: it ended before it was ready.
@@ -41,7 +41,8 @@ def up(words: Sequence[str], bench: str) -> Iterator[dict[str, Any]]:
             )  # fmt: skip
         try:
             assert process.stdout is not None
-            yield _ready(process.stdout, f"{bench}: `baton up {' '.join(words)}` ended before it was ready")
+            ready = _ready(process.stdout, f"{bench}: `baton up {' '.join(words)}` ended before it was ready")
+            yield {**ready, "state": state}
         except BaseException:  # an interrupt too: the folder with the reason is about to be removed
             for path in sorted(Path(state).rglob("*.log")):
                 say(f"--- {path.name}\n{path.read_text(errors='replace')[-LOG_CHARACTERS:]}")

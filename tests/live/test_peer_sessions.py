@@ -1,6 +1,6 @@
 """Conversations that need more than a prefill engine's cache, with and without prompts' beginnings from the peer.
 
-`baton up` runs real engines; the router hands over wherever it can (`support.pairs_only`). The decode engine's cache
+`baton up` runs real engines; the router hands over wherever it can (`bench.pairs_router`). The decode engine's cache
 has all of the conversations. With one and with two data parallel ranks in each engine.
 """
 

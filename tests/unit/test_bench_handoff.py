@@ -25,6 +25,7 @@ def test_both_parts_run_unless_one_is_named_or_flags_belong_to_one() -> None:
     assert handoff.arguments([]).parts == ("client", "connectors")
     assert handoff.arguments(["--quick", "--part", "client"]).parts == ("client",)
     assert handoff.arguments(["--part", "connectors", "--only", "ours,push"]).only == ("ours", "push")
+    assert handoff.arguments(["--part", "router", "--turns", "3"]).parts == ("router",)
     for words in (["--gpu"], ["--models", "fat"], ["--into", "x.json"], ["--only", "stock"]):
         assert handoff.arguments(words).parts == ("connectors",)
 
@@ -55,7 +56,17 @@ def test_engines_that_measure_one_gpu_start_one_after_the_other(
         assert " ".join(seen) == f"{order} ready(a) ready(b)"
 
 
-@pytest.mark.parametrize("words", [["--part", "client", "--gpu"], ["--only", "mine"], ["--models", "tiny,huge"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--part", "client", "--gpu"],
+        ["--part", "router", "--models", "fat"],
+        ["--part", "client", "--turns", "2"],
+        ["--part", "router", "--publish"],
+        ["--only", "mine"],
+        ["--models", "tiny,huge"],
+    ],
+)
 def test_arguments_that_no_part_knows_are_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         handoff.arguments(words)
@@ -83,7 +94,7 @@ def test_only_a_whole_run_is_published(words: list[str], missing: str, capsys: p
 
 def test_figures_that_are_kept_complete_a_run(tmp_path: Path) -> None:
     kept, names = tmp_path / "kept.json", list(connectors.CONTESTANTS)
-    assert handoff.arguments(["--publish"]).parts == handoff.PARTS
+    assert handoff.arguments(["--publish"]).parts == handoff.USUAL
     assert handoff.arguments(["--gpu", "--publish"]).publish
     words = ["--models", "fat", "--only", "ours,early", "--into", str(kept), "--publish"]
     with pytest.raises(SystemExit):
