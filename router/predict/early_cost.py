@@ -2,11 +2,11 @@
 after P's answer. Pure: the router and the simulator run this module.
 
 A hand-over's *delay* is the time from its prompt's predicted end to D's first own token. It contains all that the
-client pays for the way: also that P answers later while an early leg waits. An early leg may slow all prompts of its P,
-not its own alone. So ways are compared by *runs*: several requests in a row go the other way, and the middle of their
-delays is compared with the middle of the delays just before. A request that was placed while legs of the other way were
-under way does not count. A comparison of neighbours also leaves out what changes slowly: the load, and what predictions
-learn.
+client pays for the way: also that P answers later while an early leg waits. An early leg may slow all prompts of its
+P, not its own alone. So ways are compared by *runs*: several requests in a row go the other way, and the middle of
+their delays is compared with the middles of the delays just before and just after. A request that was placed while legs
+of the other way were under way does not count. A comparison with both neighbours also leaves out what changes slowly:
+the load, and what predictions learn.
 
 Nothing is random: runs begin by counts of requests. Until enough runs were compared, early legs are the usual way.
 """
@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 from cluster.ids import InstanceId
 
 RUN: Final = 8
-"""The requests of a run that count. With fewer, the middle of them is one request's luck."""
+"""The requests of a run that count, and of its neighbours on each side. With fewer, the middle of them is one request's
+luck."""
 
 RUN_MOST: Final = 256
 """A run ends after so many requests, also if fewer than `RUN` count: where more requests than this are always under
@@ -28,7 +29,7 @@ way, no request is alone with its way, and the usual way is not compared."""
 
 SOON: Final = 3
 """For each request of a run, so many go the usual way before the next run, until `ENOUGH` runs were compared: the first
-verdict comes after 128 requests, if they come one at a time."""
+verdict comes after 136 requests, if they come one at a time."""
 
 LATER: Final = 31
 """The same afterwards, and after a run that told nothing: one request of 32 goes the other way. A verdict that has
@@ -94,7 +95,7 @@ class EarlyLegPlace:
     """
 
     __slots__ = (
-        "_because", "_delays", "_found", "_left", "_middle_ms", "_placed", "_run", "_tried", "_tries", "_trying",
+        "_because", "_before_ms", "_delays", "_found", "_left", "_placed", "_run", "_tried", "_tried_early", "_trying",
         "_under_way", "dearer", "extra_ms",
     )  # fmt: skip
 
@@ -114,13 +115,13 @@ class EarlyLegPlace:
         """The requests until the next run; during a run, those that it lacks."""
         self._placed = 0
         """The requests of the last run."""
-        self._tries = 0
-        """The run's requests that are under way."""
         self._tried: list[float] = []
-        """The run's delays."""
+        """The run's delays, until they are compared."""
+        self._tried_early = False
+        """The way of the run."""
         self._delays: list[float] = []
-        """The newest delays of the usual way since the last run."""
-        self._middle_ms = 0.0
+        """The newest delays of the usual way since the last run began, `RUN` at most."""
+        self._before_ms = 0.0
         """The middle of these when the run began."""
         self._under_way: Final = [0, 0]
         """The requests under way: by pull, and with an early leg."""
@@ -134,6 +135,8 @@ class EarlyLegPlace:
         """The way of one request with a prompt that is predicted to end at `due_s`. `counts`: its first token of D will
         be seen.
         """
+        if self._left <= 0 and not self._trying and len(self._delays) >= RUN:
+            self._begin_run()
         early, trying = self.dearer == self._trying, self._trying
         because = self._because if not trying else _TRIES_EARLY if early else _TRIES_PULL
         if not counts:
@@ -142,21 +145,19 @@ class EarlyLegPlace:
         trial = HandOverTrial(self, due_s, self._run, early=early, tried=trying, counts=alone)
         self._under_way[1 if early else 0] += 1
         if trying:
-            self._tries += 1
             self._placed += 1
             self._left -= 1 if alone else 0
             if self._left <= 0 or self._placed >= RUN_MOST:
                 self._end_run()
         else:
             self._left -= 1
-            if self._left <= 0 and len(self._delays) >= RUN:
-                self._begin_run()
         return LegChoice(early, because, trial)
 
     def _begin_run(self) -> None:
         self._trying, self._left, self._placed = True, RUN, 0
         self._run += 1
-        self._middle_ms, self._delays, self._tried = _middle(self._delays), [], []
+        self._before_ms, self._delays, self._tried = _middle(self._delays), [], []
+        self._tried_early = self.dearer
 
     def _end_run(self) -> None:
         self._trying, self._left = False, LATER * self._placed
@@ -166,21 +167,22 @@ class EarlyLegPlace:
         """A request is over. `delay_ms`: its delay; None: it does not count."""
         self._under_way[1 if early else 0] -= 1
         if tried:
-            self._tries -= 1
             if delay_ms is not None:
                 self._tried.append(delay_ms)
-            if not self._tries and not self._trying:
-                self._compare(of_early=early)
         elif delay_ms is not None and run == self._run:
             self._delays.append(delay_ms)
-            del self._delays[: -2 * RUN]
+            del self._delays[:-RUN]
+            if len(self._delays) == RUN and 2 * len(self._tried) >= RUN and not self._trying:
+                self._compare()
 
-    def _compare(self, *, of_early: bool) -> None:
-        """The last request of a run is over."""
-        if 2 * len(self._tried) < RUN:
-            return
-        found, more_ms = self._found, _middle(self._tried) - self._middle_ms
-        found.append(more_ms if of_early else -more_ms)
+    def _compare(self) -> None:
+        """The usual way counts again, so all requests of the run are over. Its neighbours on both sides are known.
+        Where delays rise or fall evenly, the mean of both is what the usual way would have taken in the run's place.
+        """
+        usual_ms = (self._before_ms + _middle(self._delays)) / 2.0
+        found, more_ms = self._found, _middle(self._tried) - usual_ms
+        self._tried = []
+        found.append(more_ms if self._tried_early else -more_ms)
         if len(found) >= ENOUGH + 2:
             mean_ms, error_ms = _mean(found[:-2])
             if abs(mean_ms) > SIGMAS * error_ms and max(each * mean_ms for each in found[-2:]) <= 0:
@@ -188,7 +190,7 @@ class EarlyLegPlace:
         del found[:-KEPT]
         self._judge()
         if len(found) < ENOUGH:
-            self._left = min(self._left, SOON * self._placed)
+            self._left -= (LATER - SOON) * self._placed
 
     def _judge(self) -> None:
         self.extra_ms, error_ms = _mean(self._found)

@@ -26,7 +26,7 @@ from router.predict.early_cost import ENOUGH, RUN, SOON
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1500)]
 
-FIRST_VERDICT = ENOUGH * (SOON + 1) * RUN
+FIRST_VERDICT = (ENOUGH * (SOON + 1) + 1) * RUN
 """The requests until the first verdict, one at a time."""
 IN_LOOP = 4
 """Requests of each of the eight clients, before it is looked whether both ways were tried."""
