@@ -56,6 +56,7 @@ MODULES = (
     "router.fleet.snapshot",
     "router.fleet.view",
     "router.http.client_transport",
+    "router.http.collected",
     "router.http.credentials",
     "router.http.doors",
     "router.http.engines",

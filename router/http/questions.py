@@ -5,52 +5,13 @@ Probes ask each engine once or twice a second. aiohttp's client takes five times
 
 from __future__ import annotations
 
-import asyncio
-from typing import Final
-
 from cluster.bounded import WORD_BYTES_MAX
 from cluster.http.headers import lines
 from cluster.instance import Instance
 from cluster.wire import RANK_HEADER
-from router.http.legs import EngineLeg, Legs
-from router.http.upstream import Answer, EngineLost
-
-
-class _WholeAnswer:
-    """Collects an answer. A `LegListener`."""
-
-    def __init__(self, answer: asyncio.Future[Answer]) -> None:
-        self.leg: EngineLeg | None = None
-        self.answer: Final = answer
-        self._status = 0
-        self._content_type = ""
-        self._pieces: Final[list[bytes]] = []
-        self._bytes = 0
-
-    def opened(self, status: int, content_type: str, cache_control: str) -> None:
-        self._status, self._content_type = status, content_type
-
-    def body(self, data: bytes) -> None:
-        self._bytes += len(data)
-        self._pieces.append(data)
-        if self._bytes > WORD_BYTES_MAX and self.leg is not None:
-            because = f"its answer is longer than {WORD_BYTES_MAX} bytes"
-            self.leg.refuse(EngineLost(because, reached=True, unfit="too_long"))
-
-    def chunk(self, framed: bytes, begin: int) -> object:
-        self.body(framed[begin:-2])
-        return None
-
-    def happened(self, found: object) -> None:
-        raise AssertionError("chunk() finds nothing")
-
-    def ended(self) -> None:
-        if not self.answer.done():
-            self.answer.set_result(Answer(self._status, self._content_type, b"".join(self._pieces)))
-
-    def lost(self, lost: EngineLost) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(lost)
+from router.http.collected import AwaitedAnswer
+from router.http.legs import Legs
+from router.http.upstream import Answer
 
 
 async def ask(legs: Legs, instance: Instance, path: str, headers: bytes) -> Answer:
@@ -64,11 +25,11 @@ async def ask(legs: Legs, instance: Instance, path: str, headers: bytes) -> Answ
     """
     if instance.rank is not None:
         headers += lines({RANK_HEADER: str(instance.rank)})
-    listener = _WholeAnswer(asyncio.get_running_loop().create_future())
-    listener.leg = leg = legs.ask(instance.url, path, headers, listener)
+    listener = AwaitedAnswer(WORD_BYTES_MAX, legs.loop.create_future())
+    listener.http = leg = legs.ask(instance.url, path, headers, listener)
     try:
-        return await listener.answer
+        return await listener.future
     finally:
         leg.close()
-        listener.leg = None
+        listener.http = None
         del listener, leg  # an error's traceback refers to this frame: with these it would be a cycle

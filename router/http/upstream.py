@@ -50,9 +50,9 @@ class EngineLost(Exception):
         self.ours = ours
 
 
-def too_long(bytes_max: int) -> EngineLost:
-    """The loss of a leg whose answer has more bytes than are kept."""
-    because = f"its answer is longer than {bytes_max} bytes (--answer-bytes-max)"
+def too_long(bytes_max: int, flag: str = "--answer-bytes-max") -> EngineLost:
+    """The loss for an answer of more bytes than are kept. `flag`: the router's flag for that; empty: there is none."""
+    because = f"its answer is longer than {bytes_max} bytes" + (f" ({flag})" if flag else "")
     return EngineLost(because, reached=True, unfit="too_long")
 
 

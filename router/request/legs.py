@@ -15,6 +15,7 @@ from typing import Any, Final
 from cluster.ids import InstanceId
 from router.core import engine_answers
 from router.core import journey as j
+from router.http.collected import CollectedAnswer
 from router.http.legs import EngineLeg
 from router.http.outlet import Outlet
 from router.http.upstream import Answer, EngineLost, too_long
@@ -100,41 +101,6 @@ class AnswerOwner(ABC):
     @abstractmethod
     def answer_more(self, data: bytes) -> None:
         """More bytes of the stream have arrived."""
-
-
-class CollectedAnswer:
-    """An answer that is read only once it is complete: all of a `LegListener` but its end."""
-
-    __slots__ = ("_bytes", "_bytes_max", "_content_type", "_pieces", "_status", "http")
-
-    def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: the most bytes that are kept."""
-        self._bytes_max: Final = bytes_max
-        self._status, self._content_type = 0, ""
-        self._pieces: list[bytes] = []
-        self._bytes = 0
-        self.http: EngineLeg | None = None
-
-    @property
-    def answer(self) -> Answer:
-        """What has arrived."""
-        return Answer(self._status, self._content_type, b"".join(self._pieces))
-
-    def opened(self, status: int, content_type: str, cache_control: str) -> None:
-        self._status, self._content_type = status, content_type
-
-    def body(self, data: bytes) -> None:
-        self._pieces.append(data)
-        self._bytes += len(data)
-        if self._bytes > self._bytes_max and self.http is not None:
-            self._pieces.clear()
-            self.http.refuse(too_long(self._bytes_max))
-
-    def chunk(self, framed: bytes, begin: int) -> None:
-        self.body(framed[begin:-2])
-
-    def happened(self, found: object) -> None:
-        """Never called."""
 
 
 class AwaitedSource(CollectedAnswer, ABC):
