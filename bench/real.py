@@ -51,7 +51,7 @@ from bench.real_figures import draw
 from bench.real_load import FROM_S, SHORTER, TRACE, Shape, shaped, write
 from bench.real_tables import note, tables, targets
 from bench.rivals import NotInstalled
-from bench.sources import below, digest_of
+from bench.sources import below, digest_of, elsewhere
 from loadgen.record import Record
 from loadgen.report import Targets, met
 
@@ -359,12 +359,8 @@ def resumed(path: Path, sources: str, facts: Mapping[str, Any]) -> dict[str, Any
     if not path.exists():
         return None
     found: dict[str, Any] = json.loads(path.read_text())
-    there = found.get("machine", {})
-    if found.get("sources") != sources:
-        why = "other sources"
-    elif any(there.get(name) != facts[name] for name in ("cpu", "cores")):
-        why = f"another machine ({there.get('cores')} cores of {there.get('cpu')})"
-    else:
+    why = elsewhere(found, sources, facts)
+    if not why:
         return found
     say(f"bench-real: {path.name}: the {len(found['cells'])} kept runs are of {why}: begins anew, and replaces them")
     return None

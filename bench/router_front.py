@@ -14,7 +14,7 @@ from typing import Any, Final
 
 ROUTER: Final = ("router", "--json", "--port", "0", "--admin-port", "0")
 PAIRS_ROUTER: Final = (sys.executable, "-m", "bench.pairs_router")
-"""The program whose router hands over wherever a pair can serve."""
+"""The program of a router that hands over wherever a pair can serve."""
 
 
 @dataclass

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 def digest_of(files: Iterable[Path], root: Path) -> str:
@@ -35,6 +36,22 @@ def reached(starts: Iterable[Path], root: Path) -> set[Path]:
             found.add(path)
             left += _imported(path, root)
     return found
+
+
+def elsewhere(kept: Mapping[str, Any], sources: str, facts: Mapping[str, Any]) -> str:
+    """Why a kept result with `sources` and `machine` cannot be continued; empty: it can.
+
+    Args:
+        kept: the result.
+        sources: the digest of the sources now.
+        facts: this machine (`bench.published.machine`).
+    """
+    there = kept.get("machine", {})
+    if kept.get("sources") != sources:
+        return "other sources"
+    if any(there.get(name) != facts[name] for name in ("cpu", "cores")):
+        return f"another machine ({there.get('cores')} cores of {there.get('cpu')})"
+    return ""
 
 
 def _imported(path: Path, root: Path) -> Iterator[Path]:

@@ -42,7 +42,7 @@ from support.tiered import tiered
 
 from bench.processes import ROOT
 from bench.published import machine, note_of, publish, result, save, say, show
-from bench.sources import below, digest_of
+from bench.sources import below, digest_of, elsewhere
 from bench.tiers_tables import KNOWN, NONE, UNKNOWN, figures_of, note, tables, targets
 
 PARTS: Final = ("evicted", "talks", "ranks")
@@ -154,9 +154,10 @@ def resumed(path: Path, sources: str, facts: Mapping[str, Any]) -> dict[str, Any
     if not path.exists():
         return begun
     found: dict[str, Any] = json.loads(path.read_text())
-    if found["sources"] == sources and all(found["machine"][name] == facts[name] for name in ("cpu", "cores")):
+    why = elsewhere(found, sources, facts)
+    if not why:
         return found
-    say(f"bench-tiers: the {len(found['steps'])} kept steps are of other sources or of another machine: begins anew")
+    say(f"bench-tiers: the {len(found['steps'])} kept steps are of {why}: begins anew")
     return begun
 
 

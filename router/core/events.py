@@ -98,8 +98,8 @@ class PrefillAnswered(msgspec.Struct, frozen=True):
 
 
 class SourceHeld(msgspec.Struct, frozen=True):
-    """The source of a leg has answered with a hold: the leg was sent, and pulls it. For an aggregated leg whose answer
-    comes in one piece this is said only if its longest time is known (`router.core.turns.in_one_piece`).
+    """The source of a leg has answered with a hold: the leg was sent, and pulls it. If an aggregated leg answers in
+    one piece, this is said only if the answer's longest time is known (`router.core.turns.in_one_piece`).
     """
 
     source: PrefixSource

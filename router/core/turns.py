@@ -67,7 +67,7 @@ def choice_instead(excluded: frozenset[InstanceId], at: InstanceId, pulled: Pref
 
 
 def in_one_piece(source: PrefixSource, tokens_max: int | None, tpot_ms: float) -> PrefixSource | None:
-    """The source of an aggregated leg whose answer comes in one piece: its cold time includes the answer's longest
+    """The source of an aggregated leg, if the answer comes in one piece: the cold time includes the answer's longest
     time, as the first token is not seen. None: that time is not known, and the leg has no short turn.
 
     Args:
