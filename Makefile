@@ -58,7 +58,7 @@ check: setup ## format, lint, types, import direction
 bench-router: compile ## what a router costs: Baton, vllm-router, a bare relay (ARGS=--quick, --publish)
 	@BATON_COMPILED=1 $(BIN)/python -m bench.router $(ARGS)
 
-bench-handoff: setup ## what a hand-over costs a client and two real engines (ARGS=--quick, --part client|connectors, --gpu, --publish)
+bench-handoff: setup ## what a hand-over costs a client and two real engines (ARGS=--quick, --part client|connectors|router, --gpu, --publish)
 	@$(BIN)/python -m bench.handoff $(ARGS)
 
 bench-bodies: setup ## the worst bodies we know: how long other requests wait meanwhile, and memory (ARGS=--only NAME, --publish)

@@ -1,6 +1,6 @@
 """Early legs or pulls: what a router chooses on two real engines, beside the same router made to send all legs one way.
 
-    make bench-handoff ARGS="--part router"              about 15 minutes
+    make bench-handoff ARGS="--part router"              about ten minutes
 
 `baton up` starts one P and one D with the model that ships. Routers of `bench.pairs_router` serve them by turns, one at
 a time: one that sends all decode legs early, one that pulls, and one that chooses as it starts
