@@ -163,13 +163,18 @@ class SimulatedRouter:
         return True
 
     def announce_lost(self, instance: InstanceId, legs: list[SimulatedLeg]) -> None:
-        """An instance is gone, down, or restarted: tell the requests that wait for its first answer."""
+        """An instance is gone, down, or restarted: tell the requests that wait for its first answer, and those
+        that pull from it.
+        """
         for leg in [each for each in legs if each.passage.front is self]:
             state = leg.passage.journey.state
             waits = leg.prefill or state is j.JourneyState.OPENING
             if waits and not leg.detached:
                 leg.passage.lost(leg, "the instance was lost")
                 self.world.legs.abort(leg)
+        for passage in list(self.book.open.values()):
+            if passage.journey.state is j.JourneyState.OPENING:
+                passage.feed(j.HolderLost(instance))
 
     def unreachable(self, instance: InstanceId) -> bool:
         """A leg could not connect. Returns whether the instance went down by it."""

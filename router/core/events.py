@@ -146,6 +146,14 @@ class Opened(msgspec.Struct, frozen=True):
     """The answering engine has begun its answer: the first event of a stream is here, or the whole body."""
 
 
+class HolderLost(msgspec.Struct, frozen=True):
+    """The instance that holds what the answering leg pulls is lost: a read from it may hang."""
+
+    instance: InstanceId
+    answer_s: float = 0.0
+    """The longest time of an answer in one piece after its first token, in seconds, as that token is not seen."""
+
+
 class Ended(msgspec.Struct, frozen=True):
     """The answer was relayed to its last byte."""
 
@@ -173,6 +181,7 @@ Event = (
     | Lost
     | EarlyLost
     | Opened
+    | HolderLost
     | Ended
     | ClientLeft
     | Released

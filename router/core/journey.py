@@ -59,6 +59,7 @@ from router.core.events import (
     FleetChanged,
     ForgoPrefill,
     ForwardRefusal,
+    HolderLost,
     JourneyState,
     Lost,
     Opened,
@@ -78,7 +79,7 @@ from router.core.events import (
     UseEarly,
     not_sent,
 )
-from router.core.turns import TURN, TURN_LEAST_S, choice_instead, second_choice, turn_s
+from router.core.turns import TURN, TURN_LEAST_S, after_loss, choice_instead, second_choice, turn_s
 
 __all__ = [
     "CANCEL_WAIT_S",
@@ -108,6 +109,7 @@ __all__ = [
     "FleetChanged",
     "ForgoPrefill",
     "ForwardRefusal",
+    "HolderLost",
     "Journey",
     "JourneyState",
     "Lost",
@@ -165,8 +167,8 @@ class Journey:
     __slots__ = (
         "aborted", "arrived", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode",
         "early", "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs",
-        "now", "outcome", "prefill", "prefilled", "pulled", "sent_at", "spared", "spoken", "stall_s", "state", "stream",
-        "touched", "transfer", "turn_ends", "unbound", "unpinned", "untold", "whole_deadline",
+        "now", "outcome", "prefill", "prefilled", "prompt_s", "pulled", "sent_at", "spared", "spoken", "stall_s",
+        "state", "stream", "touched", "transfer", "turn_ends", "unbound", "unpinned", "untold", "whole_deadline",
     )  # fmt: skip
 
     def __init__(
@@ -237,6 +239,8 @@ class Journey:
         """The time at which the leg that was sent last has used up its share of a waiting client's time."""
         self.sent_at = 0.0
         """When the last leg was sent; with a source, when that was asked."""
+        self.prompt_s = 0.0
+        """Seconds from the last prefill leg to the answer of a prefill leg."""
         self.pulled: PrefixSource | None = None
         """The source of the hold that the last leg pulls; None: it pulls no beginning, as far as is known."""
 
@@ -337,7 +341,7 @@ class Journey:
         return (*early, *first, self._send_prefill(event.prefill, None))
 
     def _instead_chosen(self, event: Chosen) -> tuple[Effect, ...]:
-        """The aggregated leg that pulls is given up for another one, without a source, if there is a place for it."""
+        """The answering leg that pulls is given up for another one, without a source, if there is a place for it."""
         if not self.asks_second:
             return ()
         self.asks_second = False
@@ -345,10 +349,11 @@ class Journey:
             self._go_on()
             return ()
         self.attempt += 1
+        left = (DropDecode(), *self._let_go(self.decode))
         self.because, self.decode = event.because, event.decode
         if event.prefill is None:
-            return (DropDecode(), self._send_decode(event.decode, None))
-        return (DropDecode(), self._send_prefill(event.prefill, None))
+            return (*left, self._send_decode(event.decode, None))
+        return (*left, self._send_prefill(event.prefill, None))
 
     def _send_prefill(self, instance: InstanceId, source: PrefixSource | None) -> SendPrefill:
         self.state, self.prefill = JourneyState.PREFILLING, instance
@@ -372,6 +377,14 @@ class Journey:
             latest, self.pulled = self.turn_ends, event.source
             self._go_on()
             self.turn_ends = min(self.turn_ends, latest)
+        return ()
+
+    def _holder_lost(self, event: HolderLost) -> tuple[Effect, ...]:
+        """The answering leg pulls a hold whose instance is lost: its read may hang until the transport notices."""
+        if self.transfer is not None and event.instance == self.prefill and self.pulled is None:
+            silent_s = self.now - self.sent_at
+            self.pulled = after_loss(event.instance, self.prompt_s, silent_s, event.answer_s)
+            self._go_on()
         return ()
 
     def _let_go(self, via: InstanceId | None) -> tuple[Effect, ...]:
@@ -405,6 +418,7 @@ class Journey:
         if event.finish_reason not in PREFILLED or (stopped and self.spoken):
             return self._half_done(by, event)  # "abort": the engine is going down
         self.transfer, self.held_until = event.transfer, self.now + HOLD_USE_S
+        self.prompt_s = self.now - self.sent_at
         self.excluded = (self.excluded | {*self.legs}) - {by}
         self.prefill = by
         early = self.early and not stopped and self._may_use_early(event)
@@ -662,6 +676,7 @@ _TABLE = {
     (JourneyState.PREFILLING, Opened): Journey._early_opened,
     (JourneyState.OPENING, Chosen): Journey._instead_chosen,
     (JourneyState.OPENING, SourceHeld): Journey._source_held,
+    (JourneyState.OPENING, HolderLost): Journey._holder_lost,
     (JourneyState.OPENING, Opened): Journey._opened,
     (JourneyState.OPENING, Refused): Journey._decode_refused,
     (JourneyState.OPENING, Lost): Journey._decode_lost,

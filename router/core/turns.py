@@ -39,6 +39,19 @@ def turn_s(left_s: float, silent_s: float = 0.0, pulled: PrefixSource | None = N
     return min(half_s, max(TURN_LEAST_S, rest_s))
 
 
+def after_loss(holder: InstanceId, prompt_s: float, silent_s: float, answer_s: float) -> PrefixSource:
+    """What a leg pulls whose holder is lost. From now on the leg has the time in which its instance finds that out and
+    computes the prompt itself: `SLOWER` times as long as the holder took, as that may have had a beginning of it.
+
+    Args:
+        holder: the instance that computed the prompt.
+        prompt_s: seconds that its leg took.
+        silent_s: seconds since the answering leg was sent.
+        answer_s: seconds that its answer may take after the first token, if that is not seen.
+    """
+    return PrefixSource(holder, 0, wait_s=silent_s, cold_s=max(TURN_LEAST_S, SLOWER * prompt_s) + answer_s)
+
+
 def second_choice(
     excluded: frozenset[InstanceId], legs: tuple[InstanceId, ...], pulled: PrefixSource | None, *, hand_over: bool
 ) -> Choose:
@@ -57,7 +70,7 @@ def second_choice(
 
 
 def choice_instead(excluded: frozenset[InstanceId], at: InstanceId, pulled: PrefixSource, *, hand_over: bool) -> Choose:
-    """Ask for a leg in place of an aggregated one at `at`, which pulls and is silent. `excluded`: as above.
+    """Ask for a leg in place of the answering one at `at`, which pulls and is silent. `excluded`: as above.
 
     The source may be what stands still, so it serves no part of the request. The leg's own instance may be well: it
     serves the request if there is no other.
@@ -66,15 +79,21 @@ def choice_instead(excluded: frozenset[InstanceId], at: InstanceId, pulled: Pref
     return Choose(others | {at}, hand_over, second=True, otherwise=(others,), instead=True)
 
 
-def in_one_piece(source: PrefixSource, tokens_max: int | None, tpot_ms: float) -> PrefixSource | None:
-    """The source of an aggregated leg, if the answer comes in one piece: the cold time includes the answer's longest
-    time, as the first token is not seen. None: that time is not known, and the leg has no short turn.
+def in_one_piece(source: PrefixSource, answer_s: float) -> PrefixSource | None:
+    """The source of an aggregated leg whose answer comes in one piece: the cold time includes the answer's longest time
+    after its first token (`longest_s`), as that token is not seen. None: the cold time is not known, and the leg has no
+    short turn.
+    """
+    return None if source.cold_s <= 0 else replace(source, cold_s=source.cold_s + answer_s)
+
+
+def longest_s(tokens_max: int | None, tpot_ms: float) -> float | None:
+    """Seconds that an answer in one piece may take after its first token; None: not known.
 
     Args:
-        source: as it was chosen.
         tokens_max: the answer's limit in tokens; None: it has none.
         tpot_ms: the expected time of each token after the first; 0: not known.
     """
-    if source.cold_s <= 0 or tokens_max is None or (tokens_max > 1 and tpot_ms <= 0):
+    if tokens_max is None or (tokens_max > 1 and tpot_ms <= 0):
         return None
-    return replace(source, cold_s=source.cold_s + SLOWER * (tokens_max - 1) * tpot_ms / 1000)
+    return SLOWER * (tokens_max - 1) * tpot_ms / 1000

@@ -116,7 +116,7 @@ class Answering(AnswerOwner):
         """A leg to this instance, not sent yet."""
         parts, streams = self._parts, self._request.stream
         leg = AnswerLeg(owner, instance, self._reply.outlet, streams=streams, bytes_max=parts.limits.answer_bytes_max)
-        parts.losses.watch(instance, leg, leg.left)
+        parts.losses.watch(instance, leg)
         return leg
 
     def transmit(
@@ -181,6 +181,13 @@ class Answering(AnswerOwner):
         """The leg's instance is lost."""
         if leg is self.leg and leg.opening:
             self._sink.run(self.opened, leg, j.Lost("the instance was lost"))
+
+    def producer_left(self, leg: AnswerLeg) -> None:
+        """The instance with the hold that the leg pulls is lost."""
+        if leg is self.leg and leg.opening and leg.producer is not None:
+            answer_s = 0.0 if self._in_one_piece is None else self._in_one_piece.longest_s()
+            if answer_s is not None:
+                self._sink.feed(j.HolderLost(leg.producer, answer_s))
 
     def passed_on(self, event: object) -> None:
         """A chunk has led to this event."""

@@ -126,6 +126,9 @@ class EarlyLeg(AnswerOwner):
         if leg is self._leg:
             self._sink.run(self._over, leg, j.Lost("the instance was lost"))
 
+    def producer_left(self, leg: AnswerLeg) -> None:
+        """The prefill leg is lost, too: the journey closes the early leg."""
+
     def passed_on(self, event: object) -> None:
         """Never called: an early leg relays nothing."""
 

@@ -9,7 +9,7 @@ from cluster.request import Request
 from router.core import engine_answers
 from router.core.events import PrefixSource
 from router.core.timing_parts import EngineTold
-from router.core.turns import in_one_piece
+from router.core.turns import in_one_piece, longest_s
 from router.fleet import events as d
 from router.http.upstream import Answer
 from router.predict.predictors import tokens_limit
@@ -51,8 +51,13 @@ class AnswerInOnePiece:
 
     def timed(self, source: PrefixSource) -> PrefixSource | None:
         """The source from which the leg pulls, with the time of the whole answer (`router.core.turns.in_one_piece`)."""
+        more_s = self.longest_s()
+        return None if more_s is None else in_one_piece(source, more_s)
+
+    def longest_s(self) -> float | None:
+        """Seconds that the answer may take after its first token; None: not known."""
         limit = tokens_limit(self._request.path, self._request.body)
-        return in_one_piece(source, limit, self._scheduled.context.tpot_ms)
+        return longest_s(limit, self._scheduled.context.tpot_ms)
 
     def presume_no_more(self) -> None:
         """The prompt is known to be computed."""

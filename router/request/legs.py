@@ -95,6 +95,10 @@ class AnswerOwner(ABC):
         """The leg's instance is lost."""
 
     @abstractmethod
+    def producer_left(self, leg: AnswerLeg) -> None:
+        """The instance with the hold that the leg pulls is lost."""
+
+    @abstractmethod
     def passed_on(self, event: object) -> None:
         """A chunk has led to this event."""
 
@@ -200,6 +204,13 @@ class PrefillLeg(CollectedAnswer):
     def left(self) -> None:
         """The leg's instance is lost."""
         self._owner.prefill_left(self)
+
+    @property
+    def producer(self) -> None:
+        """It pulls no hold of a prefill leg. (A source that is lost costs it a turn: `router.core.turns`.)"""
+
+    def producer_left(self) -> None:
+        """Never called."""
 
 
 class AnswerLeg:
@@ -315,6 +326,10 @@ class AnswerLeg:
     def left(self) -> None:
         """The leg's instance is lost."""
         self.owner.answer_left(self)
+
+    def producer_left(self) -> None:
+        """The instance with the hold that it pulls is lost."""
+        self.owner.producer_left(self)
 
     def relay(self, chunk: Callable[[bytes, int], object], silence_s: float) -> None:
         """Relay the bytes to the client from now on. `chunk` takes whole chunks, framed as they came, and the position

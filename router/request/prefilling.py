@@ -82,7 +82,7 @@ class Prefilling(PrefillOwner):
         headers = self._outgoing.lines(Stage.PREFILL_LEG, target)
         parts.dispatch.leg_started(instance)
         self._legs[instance] = leg
-        parts.losses.watch(instance, leg, leg.left)
+        parts.losses.watch(instance, leg)
         if effect.source is None:
             leg.http = parts.engines.legs.send(target.url, self._request.path, headers, body, leg)
             return

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from cluster.ids import InstanceId
 from router.core.journey import Chosen
@@ -59,32 +59,50 @@ class Waiters:
         self._called.discard(request)
 
 
+class WatchedLeg(Protocol):
+    """A leg that has to know whether instances are lost."""
+
+    @property
+    def producer(self) -> InstanceId | None:
+        """The instance with the hold that it pulls, if it pulls one that is known."""
+
+    def left(self) -> None:
+        """Its instance is lost."""
+
+    def producer_left(self) -> None:
+        """The instance with the hold that it pulls is lost."""
+
+
 class Losses:
-    """One callback for each leg on an instance, run when the leg can no longer end well: the instance is gone, down, or
-    restarted.
+    """The legs that can no longer end well, or not soon, once an instance is gone, down, or restarted: those that were
+    sent there, and those that pull from there.
     """
 
     def __init__(self) -> None:
-        self._watching: dict[InstanceId, dict[object, Callback]] = {}
+        self._watching: Final[dict[InstanceId, dict[WatchedLeg, None]]] = {}
 
-    def watch(self, instance: InstanceId, leg: object, callback: Callback) -> None:
-        """Run `callback` once if the instance is lost."""
+    def watch(self, instance: InstanceId, leg: WatchedLeg) -> None:
+        """The leg is sent to this instance."""
         watching = self._watching.get(instance)
         if watching is None:
             watching = self._watching[instance] = {}
-        watching[leg] = callback
+        watching[leg] = None
 
-    def unwatch(self, instance: InstanceId, leg: object) -> None:
-        """The leg has ended."""
+    def unwatch(self, instance: InstanceId, leg: WatchedLeg) -> None:
+        """The leg has ended, or its answer has begun."""
         watching = self._watching.get(instance)
         if watching is not None:
             watching.pop(leg, None)
 
     def announce(self, instance: InstanceId) -> None:
-        """The instance is lost: run the callbacks of all legs on it."""
+        """The instance is lost: tell all legs that were sent there, and all that pull from there."""
         loop = asyncio.get_running_loop()
-        for callback in self._watching.pop(instance, {}).values():
-            loop.call_soon(callback)
+        for leg in self._watching.pop(instance, {}):
+            loop.call_soon(leg.left)
+        for watching in self._watching.values():
+            for leg in watching:
+                if leg.producer == instance:
+                    loop.call_soon(leg.producer_left)
 
 
 class Dispatch:

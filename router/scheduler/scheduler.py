@@ -99,7 +99,7 @@ class LegCounts:
         self, context: SchedulingContext, instance: InstanceId, *, second: bool, aggregated: bool = False
     ) -> None:
         """The request's prefill leg goes to this instance; `aggregated`: its only leg, which may pull."""
-        more = -1.0 if second else SECOND_LEGS_SHARE
+        more = SECOND_LEGS_SHARE if not second else 0.0 if self._is_lost(context.prefill) else -1.0
         self._second_legs = min(SECOND_LEGS_SAVED, self._second_legs + more)
         context.prefill, context.answers_too = instance, aggregated
         context.ended, context.left = self._all_ended(context)
@@ -108,8 +108,11 @@ class LegCounts:
         context.ahead = row.prompts if aggregated else view.inflight + row.peers_prompts
 
     def allows_second(self, context: SchedulingContext) -> bool:
-        """Whether a second leg may be sent for the request."""
-        return not self._has_a_queue(context) and self._second_legs >= 1
+        """Whether a second leg may be sent for the request. If the first one's instance is lost, there is no doubt."""
+        return self._is_lost(context.prefill) or (not self._has_a_queue(context) and self._second_legs >= 1)
+
+    def _is_lost(self, instance: InstanceId | None) -> bool:
+        return instance is not None and not (self._view.knows(instance) and self._view.get(instance).up)
 
     def _has_a_queue(self, context: SchedulingContext) -> bool:
         """Whether its instance has, since the last look, answered legs that were there before this one, and no

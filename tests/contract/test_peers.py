@@ -346,6 +346,27 @@ async def test_a_source_that_stands_still_costs_an_aggregated_request_the_cold_t
         await fleet.nothing_runs()
 
 
+@pytest.mark.parametrize("more", [STREAMED, {}], ids=["stream", "in one piece"])
+async def test_a_hold_whose_instance_is_lost_costs_the_time_of_its_prompt_twice(more: dict[str, Any]) -> None:
+    """The read from there hangs, as when a host loses its power: other instances serve the request."""
+    async with peers("p0", "p1", "d0") as fleet:
+        await fleet.fail("d0", "hang_pull", leg="decode")
+        turn = asyncio.create_task(fleet.turn("one", **more))
+        await eventually(lambda: fleet.struck("d0") == 1, "D pulls")
+        lost = next(name for name in ("p0", "p1") if fleet.mocks.instances[name].load().kv_usage > 0)
+        began = asyncio.get_running_loop().time()
+        await fleet.beat(lost, epoch=2)  # its engine is another one now
+        async with asyncio.timeout(60):  # by the loop's clock; half of the stall timeout is 60 s, a whole answer 1,800
+            await turn
+        took_s = asyncio.get_running_loop().time() - began
+        choices = [each for each in (await fleet.told("/explain/one"))["turns"] if each["turn"] == "choice"]
+        assert len(choices) == 2 and choices[0]["prefill"] == lost
+        assert lost not in {choices[1]["prefill"], choices[1]["decode"]}, choices
+        assert 2 * fleet.cold_s * 0.8 < took_s < 3 * fleet.cold_s + MARGIN_S
+        await fleet.mend("d0")
+        await fleet.nothing_runs()
+
+
 @pytest.mark.parametrize("leaves", [False, True], ids=["waits", "leaves"])
 async def test_an_aggregated_request_that_finds_no_other_place_waits_for_its_pull(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
