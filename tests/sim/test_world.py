@@ -23,6 +23,7 @@ import sim.prefilling
 import sim.sourcing
 import sim.world
 from cluster.instance import Role
+from cluster.registry.membership import TTL_S
 from engine.twin import events as ev
 from loadgen.arrival import Arrival
 from loadgen.arrivals import poisson
@@ -211,6 +212,23 @@ def test_a_pull_whose_end_is_cut_off_before_its_first_byte_reads_nothing(end: in
     (row,) = result.columns
     assert row["outcome"] == 1
     assert row["end_ns"] > ordered_ns[0] + 1_100_000_000, "the reader waits for the pull's timeout"
+
+
+@pytest.mark.parametrize("more", [0, 1], ids=["the same D", "another D"])
+def test_a_hold_whose_instance_is_lost_costs_the_time_to_notice_it(more: int) -> None:
+    """Not the time until the pull fails, as when a host loses its power."""
+    fleet, ordered_ns = members(P, *[D] * (1 + more)), []
+    slow = {"handshake_ms": 100.0, "pull_timeout_s": 60.0}
+    world = World(fleet, SimSettings(**slow), policy=HANDS_OVER)
+    world.on_effect = lambda _, effect: (
+        ordered_ns.append(world.kernel.now_ns) if isinstance(effect, ev.PullBlocks) else None
+    )
+    world.run(every(1.0, 1))
+    lost = [Fault(at_s=ordered_ns[0] / 1e9 + 0.001, kind="partition", instance=fleet[0].name, duration_s=100.0)]
+    world, result = simulate(fleet, every(1.0, 1), faults=lost, **slow)
+    (row,) = result.columns
+    assert (row["outcome"], row["attempts"], world.pulls.failed) == (1, 2, 1)
+    assert (row["end_ns"] - ordered_ns[0]) / 1e9 < TTL_S + 1.0
 
 
 def test_a_slow_instance_is_slow_and_recovers() -> None:
