@@ -66,7 +66,8 @@ class SimulatedAnswering:
             front.world.legs.send(leg, at_server_ns=self.early_ns)
         else:
             sourcing.send(leg, beginning)
-        return None
+        lost = source is not None and front.scheduler.view.lost(source.producer)
+        return j.HolderLost(source.producer) if source is not None and lost else None
 
     def close(self) -> None:
         """Stop reading the leg, and end it."""

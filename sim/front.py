@@ -173,7 +173,7 @@ class SimulatedRouter:
                 leg.passage.lost(leg, "the instance was lost")
                 self.world.legs.abort(leg)
         for passage in list(self.book.open.values()):
-            if passage.journey.state is j.JourneyState.OPENING:
+            if passage.front is self and passage.journey.state is j.JourneyState.OPENING:
                 passage.feed(j.HolderLost(instance))
 
     def unreachable(self, instance: InstanceId) -> bool:

@@ -208,6 +208,8 @@ class Choose(msgspec.Struct, frozen=True):
     of its own."""
     otherwise: tuple[frozenset[InstanceId], ...] = ()
     """For a second leg: what to exclude in place of `excluded`, one after the other, while no pair is found."""
+    lost: bool = False
+    """With `second`: there is no doubt that the first leg's source is lost, so no share of second legs limits this."""
     instead: bool = False
     """With `second`: the answering leg is under way, no prefill leg. It is given up for what is chosen, so one instance
     is as good as a pair."""

@@ -167,7 +167,7 @@ class Journey:
     __slots__ = (
         "aborted", "arrived", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode",
         "early", "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs",
-        "now", "outcome", "prefill", "prefilled", "prompt_s", "pulled", "sent_at", "spared", "spoken", "stall_s",
+        "now", "outcome", "prefill", "prefilled", "pulled", "sent_at", "spared", "spoken", "stall_s",
         "state", "stream", "touched", "transfer", "turn_ends", "unbound", "unpinned", "untold", "whole_deadline",
     )  # fmt: skip
 
@@ -239,8 +239,6 @@ class Journey:
         """The time at which the leg that was sent last has used up its share of a waiting client's time."""
         self.sent_at = 0.0
         """When the last leg was sent; with a source, when that was asked."""
-        self.prompt_s = 0.0
-        """Seconds from the last prefill leg to the answer of a prefill leg."""
         self.pulled: PrefixSource | None = None
         """The source of the hold that the last leg pulls; None: it pulls no beginning, as far as is known."""
 
@@ -350,6 +348,7 @@ class Journey:
             return ()
         self.attempt += 1
         left = (DropDecode(), *self._let_go(self.decode))
+        self._renew()
         self.because, self.decode = event.because, event.decode
         if event.prefill is None:
             return (*left, self._send_decode(event.decode, None))
@@ -382,8 +381,9 @@ class Journey:
     def _holder_lost(self, event: HolderLost) -> tuple[Effect, ...]:
         """The answering leg pulls a hold whose instance is lost: its read may hang until the transport notices."""
         if self.transfer is not None and event.instance == self.prefill and self.pulled is None:
-            silent_s = self.now - self.sent_at
-            self.pulled = after_loss(event.instance, self.prompt_s, silent_s, event.answer_s)
+            self.touched = True  # no other instance can pull it either
+            prompt_s, silent_s = self.sent_at - self.arrived, self.now - self.sent_at
+            self.pulled = after_loss(event.instance, prompt_s, silent_s, event.answer_s)
             self._go_on()
         return ()
 
@@ -418,7 +418,6 @@ class Journey:
         if event.finish_reason not in PREFILLED or (stopped and self.spoken):
             return self._half_done(by, event)  # "abort": the engine is going down
         self.transfer, self.held_until = event.transfer, self.now + HOLD_USE_S
-        self.prompt_s = self.now - self.sent_at
         self.excluded = (self.excluded | {*self.legs}) - {by}
         self.prefill = by
         early = self.early and not stopped and self._may_use_early(event)
@@ -505,7 +504,9 @@ class Journey:
         self.asks_second = True
         if self.state is JourneyState.OPENING:
             assert self.decode is not None and self.pulled is not None
-            return (choice_instead(self.excluded, self.decode, self.pulled, hand_over=self.hand_over),)
+            # An answer in one piece may be late for another reason: its share is limited.
+            lost = self.transfer is not None and self.stream
+            return (choice_instead(self.excluded, self.decode, self.pulled, hand_over=self.hand_over, lost=lost),)
         return (second_choice(self.excluded, self.legs, self.pulled, hand_over=self.hand_over),)
 
     def _outlast(self) -> tuple[Effect, ...]:
@@ -544,9 +545,13 @@ class Journey:
         if event.unpinned:  # no try was made
             self.unpinned |= {self.decode}
             self.attempts_max += 1
-        if not self.stream:  # it may have been lost long after the time for a first token
-            self.deadline = min(self.whole_deadline, max(self.deadline, self.now + self.deadline_s))
+        self._renew()
         return self._try_again(self.decode, event.because)
+
+    def _renew(self) -> None:
+        """An answer in one piece may be given up long after the time for a first token: the next leg has as long."""
+        if not self.stream:
+            self.deadline = min(self.whole_deadline, max(self.deadline, self.now + self.deadline_s))
 
     def _ended(self, event: Ended) -> tuple[Effect, ...]:
         return self._wind_up("served")

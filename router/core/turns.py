@@ -14,7 +14,11 @@ TURN_LEAST_S = 0.1
 """A turn of fewer seconds is too short for a prefill: then no other instance is asked."""
 
 SLOWER = 2.0
-"""How many times its expected time a token of an answer in one piece may take, before its leg counts as silent."""
+"""How many times its expected time an answer in one piece may take before its leg counts as silent, and a prompt whose
+holder is lost."""
+
+LOST_LEAST_S = 1.0
+"""The least time of a leg whose holder is lost, in seconds: its instance may compute the prompt already."""
 
 
 def turn_s(left_s: float, silent_s: float = 0.0, pulled: PrefixSource | None = None) -> float:
@@ -40,16 +44,17 @@ def turn_s(left_s: float, silent_s: float = 0.0, pulled: PrefixSource | None = N
 
 
 def after_loss(holder: InstanceId, prompt_s: float, silent_s: float, answer_s: float) -> PrefixSource:
-    """What a leg pulls whose holder is lost. From now on the leg has the time in which its instance finds that out and
-    computes the prompt itself: `SLOWER` times as long as the holder took, as that may have had a beginning of it.
+    """What a leg pulls whose holder is lost. From now on the leg has some time in which its instance may find that out
+    and compute the prompt itself: `SLOWER` times as long as the prompt took. An instance that takes longer, as the
+    holder had most of the prompt cached, may be replaced while it computes.
 
     Args:
         holder: the instance that computed the prompt.
-        prompt_s: seconds that its leg took.
+        prompt_s: seconds from the request's arrival to the prompt's end.
         silent_s: seconds since the answering leg was sent.
         answer_s: seconds that its answer may take after the first token, if that is not seen.
     """
-    return PrefixSource(holder, 0, wait_s=silent_s, cold_s=max(TURN_LEAST_S, SLOWER * prompt_s) + answer_s)
+    return PrefixSource(holder, 0, wait_s=silent_s, cold_s=max(LOST_LEAST_S, SLOWER * prompt_s) + answer_s)
 
 
 def second_choice(
@@ -69,14 +74,16 @@ def second_choice(
     )
 
 
-def choice_instead(excluded: frozenset[InstanceId], at: InstanceId, pulled: PrefixSource, *, hand_over: bool) -> Choose:
+def choice_instead(
+    excluded: frozenset[InstanceId], at: InstanceId, pulled: PrefixSource, *, hand_over: bool, lost: bool
+) -> Choose:
     """Ask for a leg in place of the answering one at `at`, which pulls and is silent. `excluded`: as above.
 
     The source may be what stands still, so it serves no part of the request. The leg's own instance may be well: it
-    serves the request if there is no other.
+    serves the request if there is no other. `lost`: the source is known to be lost.
     """
     others = excluded | {pulled.instance}
-    return Choose(others | {at}, hand_over, second=True, otherwise=(others,), instead=True)
+    return Choose(others | {at}, hand_over, second=True, otherwise=(others,), lost=lost, instead=True)
 
 
 def in_one_piece(source: PrefixSource, answer_s: float) -> PrefixSource | None:

@@ -227,6 +227,11 @@ class FleetView:
         """Whether the instance is present."""
         return instance in self._instances
 
+    def lost(self, instance: InstanceId) -> bool:
+        """Whether the instance has left, or is down: nothing can be read from there."""
+        view = self._instances.get(instance)
+        return view is None or not view.up or view.state == "gone"
+
     def seen(self, instance: InstanceId, models: tuple[dict[str, object], ...] | None, load: Load | None) -> None:
         """A probe succeeded; its results replace the former ones."""
         view = self._instances[instance]

@@ -102,6 +102,8 @@ class Answering(AnswerOwner):
                 fields = self._outgoing.stamped(fields, instance, held_by, held_at)
             # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
             self.transmit(leg, target, headers, fields, once=held is not None)
+            if pulls and leg.producer is not None and parts.view.lost(leg.producer):
+                return self._holder_lost(leg)
             return None if held is None else _source_held(source, instance, self._in_one_piece)
 
         if source is None:
@@ -184,10 +186,12 @@ class Answering(AnswerOwner):
 
     def producer_left(self, leg: AnswerLeg) -> None:
         """The instance with the hold that the leg pulls is lost."""
-        if leg is self.leg and leg.opening and leg.producer is not None:
-            answer_s = 0.0 if self._in_one_piece is None else self._in_one_piece.longest_s()
-            if answer_s is not None:
-                self._sink.feed(j.HolderLost(leg.producer, answer_s))
+        if leg is self.leg and leg.opening:
+            self._sink.run(self._holder_lost, leg)
+
+    def _holder_lost(self, leg: AnswerLeg) -> j.Event | None:
+        answer_s = 0.0 if self._in_one_piece is None else self._in_one_piece.longest_s()
+        return None if leg.producer is None or answer_s is None else j.HolderLost(leg.producer, answer_s)
 
     def passed_on(self, event: object) -> None:
         """A chunk has led to this event."""

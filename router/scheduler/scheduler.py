@@ -99,7 +99,7 @@ class LegCounts:
         self, context: SchedulingContext, instance: InstanceId, *, second: bool, aggregated: bool = False
     ) -> None:
         """The request's prefill leg goes to this instance; `aggregated`: its only leg, which may pull."""
-        more = SECOND_LEGS_SHARE if not second else 0.0 if self._is_lost(context.prefill) else -1.0
+        more = -1.0 if second else SECOND_LEGS_SHARE
         self._second_legs = min(SECOND_LEGS_SAVED, self._second_legs + more)
         context.prefill, context.answers_too = instance, aggregated
         context.ended, context.left = self._all_ended(context)
@@ -108,11 +108,8 @@ class LegCounts:
         context.ahead = row.prompts if aggregated else view.inflight + row.peers_prompts
 
     def allows_second(self, context: SchedulingContext) -> bool:
-        """Whether a second leg may be sent for the request. If the first one's instance is lost, there is no doubt."""
-        return self._is_lost(context.prefill) or (not self._has_a_queue(context) and self._second_legs >= 1)
-
-    def _is_lost(self, instance: InstanceId | None) -> bool:
-        return instance is not None and not (self._view.knows(instance) and self._view.get(instance).up)
+        """Whether a second leg may be sent for the request."""
+        return not self._has_a_queue(context) and self._second_legs >= 1
 
     def _has_a_queue(self, context: SchedulingContext) -> bool:
         """Whether its instance has, since the last look, answered legs that were there before this one, and no
@@ -207,7 +204,7 @@ class Scheduler:
         that asks for its second leg keeps its place. A request whose prompt is held (`Choose.holders`) needs only a D
         that may pull it: the chosen P computes nothing.
         """
-        if effect.second and not self.legs.allows_second(context):
+        if effect.second and not effect.lost and not self.legs.allows_second(context):
             return Chosen(None, None, "its instance has a queue, or there are enough second legs"), ()
         self._now = max(self._now, now)
         fleet, admission, former, booking = self.view.all(), self.admission, context.decode, context.expected.booking
@@ -230,9 +227,11 @@ class Scheduler:
                 chosen = replace(chosen, anew=True)
             held = bool(effect.holders) and not effect.second and not chosen.anew
             if not held:
-                self.legs.prompt_leg(context, prefill, second=effect.second)
+                self.legs.prompt_leg(context, prefill, second=effect.second and not effect.lost)
         elif chosen.decode is not None and (chosen.source is not None or effect.instead):
-            self.legs.prompt_leg(context, chosen.decode, second=effect.second, aggregated=True)
+            _end_trial(context)
+            second = effect.second and not effect.lost
+            self.legs.prompt_leg(context, chosen.decode, second=second, aggregated=True)
         if chosen.wait:
             if admission is not None:
                 return chosen, calls + admission.enter(context, wanted)

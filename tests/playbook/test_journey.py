@@ -407,12 +407,12 @@ def test_a_decode_leg_sets_no_turn_for_a_source() -> None:
 
 # -- a hold whose instance is lost --
 
-ELSEWHERE = Choose(frozenset({D, P}), hand_over=True, second=True, instead=True, otherwise=(frozenset({P}),))
+ELSEWHERE = Choose(frozenset({D, P}), hand_over=True, second=True, instead=True, otherwise=(frozenset({P}),), lost=True)
 """The leg in place of D's goes anywhere but to D and P; if there is no such place, to D."""
 
 
 def pulling_a_hold(machine: Journey | None = None) -> Journey:
-    """P has computed the prompt from 1 to 3 s, and D pulls it."""
+    """The request came at 0 s; P has computed the prompt by 3 s, and D pulls it."""
     machine = machine or journey()
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)])])
     play(machine, [(HELD, [SendDecode(D, HOLD)])], now=3.0)
@@ -424,22 +424,30 @@ def test_a_leg_whose_holder_is_lost_has_the_time_to_compute_the_prompt_itself() 
     machine = pulling_a_hold()
     assert machine.next_wakeup() == 100.0
     play(machine, [(HolderLost(P2), []), (HolderLost(P), []), (HolderLost(P), [])], now=9.0)
-    for at in (13.0, 23.0, 43.0):
+    for at in (15.0, 27.0, 51.0):
         assert machine.next_wakeup() == pytest.approx(at)
         play(machine, [(Tick(), [])], now=at - 0.1)
         play(machine, [(Tick(), [ELSEWHERE]), (NOBODY, [])], now=at)
     pair = Chosen(P2, D2, "a pair", source=SOURCE, early_s=0.0)
     given_up = [DropDecode(), Release(D, HOLD), SendPrefill(P2, 2)]
-    play(machine, [(Tick(), [ELSEWHERE]), (pair, given_up), (Released(ok=False), [])], now=83.0)
-    play(machine, [(answer(P2, HOLD_2), [SendDecode(D2, HOLD_2)]), (Opened(), [Relay()])], now=84.0)
+    play(machine, [(Tick(), [ELSEWHERE]), (pair, given_up), (Released(ok=False), [])], now=75.5)
+    play(machine, [(answer(P2, HOLD_2), [SendDecode(D2, HOLD_2)]), (Opened(), [Relay()])], now=76.0)
     play(machine, [(HolderLost(P2), []), (Ended(), [Finish("served")])], now=85.0)
 
 
 def test_the_leg_of_a_lost_holder_that_answers_in_time_is_used() -> None:
     machine = pulling_a_hold()
     play(machine, [(HolderLost(P), [])], now=9.0)
-    play(machine, [(Opened(), [Relay()]), (Tick(), []), (Ended(), [Finish("served")])], now=12.9)
+    play(machine, [(Opened(), [Relay()]), (Tick(), []), (Ended(), [Finish("served")])], now=14.9)
     assert (machine.attempt, machine.next_wakeup()) == (1, None)
+
+
+def test_a_hold_whose_instance_is_lost_is_pulled_by_no_other_instance() -> None:
+    machine = pulling_a_hold()
+    play(machine, [(HolderLost(P), [])], now=9.0)
+    asks = Choose(frozenset({D}), hand_over=True)
+    play(machine, [(Lost("refused", untouched=True), [asks])], now=9.1)
+    play(machine, [(Chosen(P2, D2, "a pair"), [Release(D2, HOLD), SendPrefill(P2, 2)])], now=9.1)
 
 
 def test_only_a_leg_that_pulls_waits_for_a_holder() -> None:
@@ -456,15 +464,20 @@ def test_a_seeded_stream_whose_holder_is_lost_goes_on_elsewhere_with_its_token()
     play(machine, [(BOTH_LEGS, [SendPrefill(P, 1)])])
     play(machine, [(answer(P, HOLD, token=7), [SendSeed(), SendDecode(D, HOLD, 7)])], now=3.0)
     play(machine, [(HolderLost(P), [])], now=5.0)
-    assert machine.next_wakeup() == pytest.approx(9.0), "not half of the stall timeout"
+    assert machine.next_wakeup() == pytest.approx(11.0), "not half of the stall timeout"
     instead = [DropDecode(), Release(D, HOLD), SendDecode(D2, None, 7)]
-    play(machine, [(Tick(), [ELSEWHERE]), (Chosen(None, D2, "on"), instead)], now=9.0)
+    play(machine, [(Tick(), [ELSEWHERE]), (Chosen(None, D2, "on"), instead)], now=11.0)
 
 
 def test_an_answer_in_one_piece_has_the_time_of_the_whole_answer_more() -> None:
+    """The next leg has as long for its first token as a new request."""
     machine = Journey(hand_over=True, stream=False, deadline=100.0, deadline_s=100.0, whole_deadline=1800.0)
-    play(pulling_a_hold(machine), [(HolderLost(P, answer_s=30.0), [])], now=9.0)
-    assert machine.next_wakeup() == pytest.approx(9.0 + 4.0 + 30.0)
+    play(pulling_a_hold(machine), [(HolderLost(P, answer_s=300.0), [])], now=9.0)
+    ends = 9.0 + 6.0 + 300.0
+    assert machine.next_wakeup() == pytest.approx(ends)
+    given_up = [DropDecode(), Release(D, HOLD), SendPrefill(P2, 2)]
+    play(machine, [(Tick(), [replace(ELSEWHERE, lost=False)]), (Chosen(P2, D2, "a pair"), given_up)], now=ends)
+    assert machine.next_wakeup() == pytest.approx(ends + 100.0 * TURN)
 
 
 @pytest.mark.parametrize("whole_s", [50.0, 1000.0])

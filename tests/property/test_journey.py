@@ -107,6 +107,8 @@ def test_any_order_of_events(events: list[tuple[j.Event, float]], hand_over: boo
             if isinstance(effect, j.DropDecode):
                 assert before is j.JourneyState.OPENING, "a leg is replaced only before its first token"
                 assert isinstance(event, j.Chosen) and event.decode is not None
+                releases = [each for each in caused if isinstance(each, j.Release)]
+                assert [each.transfer for each in releases] == ([] if held is None else [held])
             if isinstance(effect, j.SendDecode | j.AnswerFromPrefill):
                 assert not early, "one answering leg at a time"
                 assert not legs, "after the first answer, no other prefill leg is waited for"
