@@ -18,6 +18,7 @@ from router.core.values import ProofStanding
 from router.fleet.columns import Columns, InstanceView
 from router.predict.inflight_load import InflightLoad
 from router.predict.prefix_cache import Match, PrefixCacheIndex
+from router.predict.prefix_uses import PrefixUses
 from router.predict.step_model import TIER_GB_S, Make
 
 if TYPE_CHECKING:
@@ -245,6 +246,8 @@ class FleetSnapshot(Sequence[InstanceView]):
         self.inflight: Final = InflightLoad()
         self.inflight.reach(len(self.columns.ready))
         self.prefixes: PrefixCacheIndex | None = None
+        self.prefix_uses: Final = PrefixUses()
+        """How often beginnings of prompts are shared."""
         """The prefix-cache index: which instance holds which beginning of a prompt; None if it is not kept."""
         self._makes: Final = makes
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}

@@ -157,6 +157,8 @@ class Placements:
             inflight.answer_placed(booking, answer_row, wanted.now)
         if fleet.prefixes is not None and wanted.prefix:
             booking.chunks = wanted.prefix
+            if prices.match is not None:
+                fleet.prefix_uses.count(wanted.prefix, prices.match, wanted.now)
             sent = None if held else fleet.prefixes.sent(prompt_row, wanted.prefix, wanted.now)
             expected.sent = [] if sent is None else [sent]
             if answer_row != prompt_row:

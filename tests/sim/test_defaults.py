@@ -6,6 +6,7 @@ prefixes.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from random import Random
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from support.simulated import of_roles
 
+import router.predict.prefix_uses
 from cluster.instance import Role
 from engine.mock.settings import SimpleCosts
 from loadgen.arrival import Arrival
@@ -144,3 +146,16 @@ def test_a_burst_of_equal_prompts_spreads_over_the_fleet() -> None:
         int(at if at >= 0 else other) for at, other in zip(unshared["prefill"], unshared["decode"], strict=True)
     )
     assert len(placed) == 8 and max(placed.values()) <= 7
+
+
+@pytest.mark.interpreted
+def test_many_sessions_of_few_system_prompts_use_more_than_the_instances_that_have_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To compute a system prompt once more costs one request more than it waits, and all later ones less."""
+    load, fleet = chats(160, 32.0), (*[P] * 16, *[D] * 16)
+    copies = run(load, *fleet)
+    monkeypatch.setattr(router.predict.prefix_uses, "USES_MIN", math.inf)
+    none = run(load, *fleet)
+    assert len(set(copies["decode"])) >= 2 * len(set(none["decode"]))
+    assert ttft_ms(copies) < 0.95 * ttft_ms(none)

@@ -91,6 +91,10 @@ class Figures:
         self.match: Final[Match | None] = (
             fleet.prefixes.match(wanted.prefix) if fleet.prefixes is not None and wanted.prefix else None
         )
+        self.shared: Final[list[tuple[int, float]]] = (
+            fleet.prefix_uses.shared(wanted.prefix, self.match, wanted.now) if self.match is not None else []
+        )
+        """Beginnings of the prompt that are worth one more copy (`PrefixUses.shared`)."""
 
     def _step_alone_ms(self) -> float:
         """The time of a step with this answer alone on the fastest instance, in ms; speeds are as learned."""
@@ -147,6 +151,15 @@ class Figures:
         """The prompt's tokens that this instance is predicted to have cached."""
         return 0 if self.match is None else self.held(self.match.chunks_of(row))
 
+    def copied_at(self, row: int) -> int:
+        """The prompt's tokens that this instance would get as a copy for other requests, too; 0: it has them, or they
+        are not worth a copy.
+        """
+        if not self.shared or self.match is None:
+            return 0
+        depth = self.shared[0][0]
+        return self.held(depth) if depth > self.match.chunks_of(row) else 0
+
     def own_tokens(self) -> float:
         """The memory for its prompt and answer, in tokens, with `SPREAD` of margin."""
         return self.wanted.prompt_tokens + self.output + SPREAD * math.sqrt(self.wanted.output_variance)
@@ -157,11 +170,14 @@ class RowTimes:
     fleet that is the row, in a large one the order in which rows were added.
     """
 
-    __slots__ = ("alone", "before", "longer", "more", "prompt", "sources", "stall", "ttft", "used")
+    __slots__ = ("alone", "before", "copy", "longer", "more", "prompt", "sources", "stall", "ttft", "used")
 
     def __init__(self) -> None:
         self.prompt: Final[list[float]] = []
         """Its prompt: less what is cached there, and with what answers that decode there add."""
+        self.copy: Final[list[float]] = []
+        """The part of its prompt's time that other requests are charged for, as they use what it computes there; empty:
+        none at any row."""
         self.stall: Final[list[float]] = []
         """How long answers there would wait for the prompt."""
         self.alone: Final[list[float]] = []
@@ -217,6 +233,26 @@ class RowTimes:
                     stall[place] = speed.prefill_factor * stall_ms
             if of.fleet.sharing and of.wanted.one_prompt:
                 self._find_sources(of, rows, first)
+            if of.shared:
+                self._add_copies(of, rows, first)
+
+    def _add_copies(self, of: Figures, rows: Sequence[int], first: int) -> None:
+        """Charge each row's request for its share of a copy (`router.predict.prefix_uses`)."""
+        step_model, match, loads = of.fleet.inflight.step_model, of.match, of.fleet.inflight.rows
+        assert match is not None
+        shared = [
+            (depth, 1.0 - 1.0 / uses, step_model.of_prompt_by_make(of.tokens, of.held(depth)))
+            for depth, uses in of.shared
+        ]
+        for at, row in enumerate(rows, first):
+            own, speed, worth = match.chunks_of(row), step_model.rows[row], 0.0
+            for depth, others, cached in shared:
+                if depth <= own:
+                    break
+                ms, _, steps = cached[speed.kind]
+                saved = self.prompt[at] - speed.prefill_factor * ms - loads[row].beside * steps
+                worth = max(worth, saved * others)
+            self.copy.append(worth)
 
     def _find_sources(self, of: Figures, rows: Sequence[int], first: int) -> None:
         """Find the rows that would do better with the prompt's beginning from another instance, so that `CLEAR` of

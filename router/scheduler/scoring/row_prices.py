@@ -102,6 +102,10 @@ class RowPrices(Figures):
         own, second = OWN_MISSED if self.ttft_ms else OWN, OWN_MISSED if self.tpot_ms else OWN
         end, ttft, used = len(times.ttft), times.ttft, times.used
         self._prefill.extend([own.of(ttft[at] * per) for at in range(begin, end)])
+        if times.copy:  # a missed target counts as it is
+            copy, paid = times.copy, self._prefill
+            for at in range(begin, end):
+                paid[at] -= OWN.of(ttft[at] * per) - OWN.of((ttft[at] - copy[at]) * per)
         self._decode.extend([second.of(used[at]) for at in range(begin, end)])
         if self._delay_price:
             self._delay_waiting(begin)

@@ -104,6 +104,7 @@ class Shortlist:
             prefill += self.alone
             prefill *= 1.0 / of.ttft_unit
             decode = self._used
+            paid = self._paid_by_others() * (1.0 / of.ttft_unit) if of.shared else 0.0
             if per := of.delay_price():
                 prefill = self._with_misses(prefill)
                 prefill += per * self.prompt
@@ -113,8 +114,25 @@ class Shortlist:
                 stalled = inflight.column("decoding") * (1.0 / (of.tpot_unit * of.middle))
                 stalled *= self._stall
                 prefill += stalled
+            prefill -= paid
             self._ranks = (prefill, decode)
         return self._ranks
+
+    def _paid_by_others(self) -> Floats:
+        """The part of the prompt's time that other requests are charged for, by row (`RowTimes.copy`)."""
+        of, inflight, step_model = self._of, self._of.fleet.inflight, self._of.fleet.inflight.step_model
+        found: Floats = np.zeros(len(self.prompt))
+        levels = () if of.match is None else of.match.levels
+        for depth, uses in of.shared:
+            ms, _, steps = step_model.of_prompt(of.tokens, of.held(depth))
+            saved = self.prompt - step_model.column("prefill_factor") * ms - inflight.column("beside") * steps
+            saved *= 1.0 - 1.0 / uses
+            holders = 0
+            for chunks, bits in levels:
+                holders |= bits if chunks >= depth else 0
+            saved[rows_of(holders)] = 0.0
+            np.maximum(found, saved, out=found)
+        return found
 
     def _with_misses(self, used: Floats) -> Floats:
         """The whole cost of these shares of the TTFT target. While requests wait in the router a quick instance that is

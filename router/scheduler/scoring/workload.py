@@ -167,6 +167,8 @@ def _known(fleet: FleetSnapshot, prices: Prices, option: _Option) -> str:
         return f"; costs {costs}, prefixes unknown"
     cached, source = prices.cached_at(option.prefill), prices.source_at(option.prefill)
     more = "" if source is None else f", {source.tokens - cached} more from {source.instance}"
+    copied = prices.copied_at(option.prefill)
+    more += f", {copied} copied for later requests" if copied else ""
     return f"; costs {costs}, {cached} of {prices.tokens} prompt tokens cached{more}"
 
 
