@@ -167,10 +167,13 @@ async def test_a_stream_goes_on_elsewhere_word_for_word() -> None:
     assert resumed
 
 
-async def test_early_legs_are_among_what_is_struck() -> None:
+@pytest.mark.parametrize(
+    "name", ["break D mid-stream", "kill P during leg 1", "kill D before D's first byte", "kill a rank of P during leg 1"]
+)
+async def test_early_legs_are_among_what_is_struck(name: str) -> None:
     sent: list[str] = []
     for seed in SEEDS:
-        run = Run(scenario=BY_NAME["break D mid-stream"], router=noting(sent, "baton_early_legs_total{"), seed=seed)
+        run = Run(scenario=BY_NAME[name], router=noting(sent, "baton_early_legs_total{"), seed=seed)
         holds_true(await run.outcome())
     assert sent
 

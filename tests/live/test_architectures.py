@@ -46,7 +46,8 @@ UNCACHED: Final = ("--no-enable-prefix-caching",)
 PROVEN_S = 60.0
 IN_ONE_PROCESS: Final = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """An engine of one rank computes in the process that schedules, as on GPUs. On CPUs vLLM otherwise starts a third
-process for that: without it an engine's start and its test take 30 to 37 s of CPU, with it 41 s (busy cores)."""
+process for that. Without it, and with the cache below, the two rows of `make test` take 54 and 54 s, with it 76 and
+75 s (2026-11-28, two quiet cores, in turns)."""
 SMALL_CACHE: Final = ("--kv-cache-memory-bytes", str(256 << 20))
 """The cache of these models has 2 KiB a token. An engine writes to all of its cache when it starts."""
 START_S = 600.0

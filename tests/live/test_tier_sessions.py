@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1200)]
 
 def test_conversations_find_their_beginnings_in_tiers(tmp_path: Path) -> None:
     """With tiers less than half as many prompt tokens are computed again as without, whether the router knows of the
-    tiers or goes by load alone; with an index that knows no tiers more is computed. Answers are
-    the same. Times are printed only: one run of each decides nothing (`make bench-tiers` has several).
+    tiers, does not, or goes by load alone. Answers are the same. Whether knowledge saves tokens or time is printed
+    only: one run of each decides nothing (`make bench-tiers` has several, and does not show it).
 
     Not checked: other loads, other models, tiers on disk.
     """
@@ -29,6 +29,5 @@ def test_conversations_find_their_beginnings_in_tiers(tmp_path: Path) -> None:
         )
     (known, telling), (unknown, silent), (by_load, _), (none, _) = found.values()
     assert known.said == unknown.said == by_load.said == none.said
-    assert max(known.computed, by_load.computed) < 0.5 * none.computed
-    assert known.computed < unknown.computed
+    assert max(known.computed, unknown.computed, by_load.computed) < 0.5 * none.computed
     assert telling.kept and not silent.kept and silent.evicted > telling.evicted
