@@ -190,7 +190,7 @@ class Answering(AnswerOwner):
             self._sink.run(self._holder_lost, leg)
 
     def _holder_lost(self, leg: AnswerLeg) -> j.Event | None:
-        answer_s = 0.0 if self._in_one_piece is None else self._in_one_piece.longest_s()
+        answer_s = 0.0 if self._in_one_piece is None else self._in_one_piece.longest_s(leg.instance)
         return None if leg.producer is None or answer_s is None else j.HolderLost(leg.producer, answer_s)
 
     def passed_on(self, event: object) -> None:
@@ -298,7 +298,7 @@ def _source_held(
     known.
     """
     if source is not None and in_one_piece is not None:
-        source = in_one_piece.timed(source)
+        source = in_one_piece.timed(source, instance)
     return None if source is None else j.SourceHeld(source, instance)
 
 

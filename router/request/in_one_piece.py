@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from cluster.ids import InstanceId
 from cluster.request import Request
 from router.core import engine_answers
 from router.core.events import PrefixSource
@@ -49,14 +50,20 @@ class AnswerInOnePiece:
             left_s = self._request.arrived + context.ttft_ms / 1000 - now
             self._presumed = self._parts.engines.loop.call_later(max(0.0, left_s), self._scheduled.prompt_presumed)
 
-    def timed(self, source: PrefixSource) -> PrefixSource | None:
-        """The source from which the leg pulls, with the time of the whole answer (`router.core.turns.in_one_piece`)."""
-        more_s = self.longest_s()
+    def timed(self, source: PrefixSource, instance: InstanceId) -> PrefixSource | None:
+        """The source from which the leg to this instance pulls, with the time of the whole answer
+        (`router.core.turns.in_one_piece`).
+        """
+        more_s = self.longest_s(instance)
         return None if more_s is None else in_one_piece(source, more_s)
 
-    def longest_s(self) -> float | None:
-        """Seconds that the answer may take after its first token; None: not known."""
-        limit = tokens_limit(self._request.path, self._request.body)
+    def longest_s(self, instance: InstanceId) -> float | None:
+        """Seconds that this instance's answer may take after its first token; None: not known. Where the request sets
+        no limit, the model's context does.
+        """
+        limit, view = tokens_limit(self._request.path, self._request.body), self._parts.view
+        if limit is None and view.knows(instance):
+            limit = view.get(instance).context(self._scheduled.context.wanted.model)
         return longest_s(limit, self._scheduled.context.tpot_ms)
 
     def presume_no_more(self) -> None:
