@@ -63,7 +63,7 @@ class AnswerInOnePiece:
         """
         limit, view = tokens_limit(self._request.path, self._request.body), self._parts.view
         if limit is None and view.knows(instance):
-            limit = view.get(instance).context(self._scheduled.context.wanted.model)
+            limit = view.get(instance).context(self._scheduled.context.wanted.model or "")
         return longest_s(limit, self._scheduled.context.tpot_ms)
 
     def presume_no_more(self) -> None:
