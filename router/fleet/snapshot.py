@@ -246,9 +246,9 @@ class FleetSnapshot(Sequence[InstanceView]):
         self.inflight: Final = InflightLoad()
         self.inflight.reach(len(self.columns.ready))
         self.prefixes: PrefixCacheIndex | None = None
+        """The prefix-cache index: which instance holds which beginning of a prompt; None if it is not kept."""
         self.prefix_uses: Final = PrefixUses()
         """How often beginnings of prompts are shared."""
-        """The prefix-cache index: which instance holds which beginning of a prompt; None if it is not kept."""
         self._makes: Final = makes
         self.by_id: Final[dict[InstanceId, InstanceView]] = {}
         self.row_of: Final[dict[str, int]] = {}

@@ -142,6 +142,11 @@ class PrefixCacheIndex:
         self._tiered |= 1 << row
         held.keep_in(tiers)
 
+    def room(self, row: int) -> int:
+        """The number of chunks that an instance may hold; 0: it is unknown."""
+        held = self._held.get(row)
+        return 0 if held is None else held.limit
+
     def held_by(self, row: int, chunks: Sequence[int], count: int) -> tuple[int, float]:
         """How many leading chunks of a prompt an instance holds in its KV cache and the tiers below it, and the time to
         load the latter, in times to compute a chunk there. `count`: the number that `match` gives for the instance,

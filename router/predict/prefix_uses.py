@@ -40,17 +40,17 @@ class PrefixUses:
             name = chunks[depth - 1]
             uses[name] = uses.get(name, 0) + 1
 
-    def shared(self, chunks: Sequence[int], match: Match, now: float) -> list[tuple[int, float]]:
+    def shared(self, chunks: Sequence[int], match: Match, now: float, routers: int = 1) -> list[tuple[int, float]]:
         """The beginnings of a prompt that are worth one more copy, longest first: their chunks, and the uses that each
-        copy would have within `WITHIN_S`.
+        copy would have within `WITHIN_S`. `routers`: each of so many sees its share of the uses.
         """
         self._pass(now)
         found: list[tuple[int, float]] = []
-        past, copies = 1.0 - (now - self._began) / WITHIN_S, 1
+        past, copies = min(1.0, 1.0 - (now - self._began) / WITHIN_S), 1
         for depth, bits in match.levels:
             copies += bits.bit_count()
             name = chunks[depth - 1]
-            uses = (self._now.get(name, 0) + past * self._before.get(name, 0)) / copies
+            uses = routers * (self._now.get(name, 0) + past * self._before.get(name, 0)) / copies
             if uses >= USES_MIN:
                 found.append((depth, uses))
         return found

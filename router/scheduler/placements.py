@@ -157,7 +157,7 @@ class Placements:
             inflight.answer_placed(booking, answer_row, wanted.now)
         if fleet.prefixes is not None and wanted.prefix:
             booking.chunks = wanted.prefix
-            if prices.match is not None:
+            if prices.match is not None and not held:
                 fleet.prefix_uses.count(wanted.prefix, prices.match, wanted.now)
             sent = None if held else fleet.prefixes.sent(prompt_row, wanted.prefix, wanted.now)
             expected.sent = [] if sent is None else [sent]
@@ -165,6 +165,7 @@ class Placements:
                 fleet.prefixes.sent(answer_row, wanted.prefix, wanted.now)
         if self._guard is not None and expected.foretold is None and wanted.arrived and not wanted.prefill_only:
             wonders = answer_row != prompt_row and self._guard.wonders(wanted.slo_class)
+            wonders = wonders and not prices.copied_at(prompt_row)  # its price is not its own alone
             gained = gains(prices, prompt_row, answer_row) if wonders else None
             expected.foretold = Foretold(prices, prompt_row, answer_row, gained)
         return prices

@@ -153,8 +153,8 @@ async def test_the_default_policy_survives_too_and_changes_no_answer(tmp_path: P
 async def survives(cluster: Cluster, victims: list[tuple[str, str]], *, early: bool) -> None:
     """Kill these processes under load. No request fails before it streams, and answers are an engine's own.
 
-    `early`: decode legs that are sent while P computes are among what is struck, as these engines take them and the router
-    hands all over. It pulls eight in a row to compare, so some are waited for.
+    `early`: decode legs that are sent while P computes are among what is struck, as these engines take them and the
+    router hands all over. It pulls eight in a row to compare, so some are waited for.
     """
     legs = await asyncio.to_thread(cluster.router_total, "baton_early_legs_total")
     before = {name: each["epoch"] for name, each in cluster.status().items()}

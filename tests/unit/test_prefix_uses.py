@@ -105,9 +105,10 @@ def test_no_copy_is_made_while_the_holder_is_idle(instances: int) -> None:
     assert chosen.decode == "b0" and "copied" not in chosen.because
 
 
-def test_a_copy_is_no_reason_to_miss_a_target() -> None:
+@pytest.mark.parametrize("instances", [2, 70])
+def test_a_copy_is_no_reason_to_miss_a_target(instances: int) -> None:
     """Where the request itself would be late because of a copy, it waits."""
-    snapshot = fleet(2).all()
+    snapshot = fleet(instances).all()
     prices = Prices(snapshot, asks(), None)
     cold_ms = prices.ttft_at(1)
     busy(snapshot, 0.5 * (prices.prompt_at(1) - prices.prompt_at(0)))
@@ -115,4 +116,23 @@ def test_a_copy_is_no_reason_to_miss_a_target() -> None:
         snapshot.prefix_uses.count(SYSTEM, Match([(3, 0b1)]), 1.0)
     late = replace(asks(), ttft_ms=cold_ms * 0.95)
     assert workload(snapshot, late).decode == "b0"
-    assert workload(snapshot, replace(late, ttft_ms=cold_ms * 3)).decode == "b1"
+    assert workload(snapshot, replace(late, ttft_ms=cold_ms * 3)).decode != "b0"
+
+
+def test_several_routers_see_their_share_of_the_uses() -> None:
+    uses = PrefixUses()
+    counted(uses, 10, 0.0)
+    assert uses.shared(SYSTEM, ONE, 0.0) == []
+    assert uses.shared(SYSTEM, ONE, 0.0, routers=2) == [(3, 10.0)]
+
+
+def test_no_copy_is_charged_to_others_where_it_would_not_stay() -> None:
+    """An instance whose cache is too small for the beginning, as far as is known."""
+    view = fleet(2)
+    snapshot, index = view.all(), view.all().prefixes
+    assert index is not None
+    index.join(1, 500, 1)
+    busy(snapshot, 0.5 * (Prices(snapshot, asks(), None).prompt_at(1) - Prices(snapshot, asks(), None).prompt_at(0)))
+    for _ in range(MANY):
+        snapshot.prefix_uses.count(SYSTEM, Match([(3, 0b1)]), 1.0)
+    assert workload(snapshot, asks()).decode == "b0"

@@ -15,6 +15,7 @@ from router.predict.answer_lengths import LENGTHS_UNKNOWN, MIDDLE, OUTPUT_UNKNOW
 from router.predict.inflight_load import IDLE_MIN, SPREAD
 from router.predict.margins import Margins
 from router.predict.prefix_cache import Match
+from router.predict.prefix_uses import WITHIN_S
 from router.scheduler.scoring.budget import MISS
 
 LOOSE: Final = 5.0
@@ -36,6 +37,10 @@ pull costs its time, and no model knows all that two more messages cost. Chosen,
 SOURCE_S_MIN, SOURCE_S_MAX = 0.05, 2.0
 """Bounds of the wait for a source. Between them it is the time that the prompt takes without one: a source that does
 not answer at most doubles it."""
+
+
+COPY_MS_MAX: Final = 1000.0 * WITHIN_S
+"""A copy that takes longer is not charged to others: the uses that were counted are over by then."""
 
 
 class Saturation(ABC):
@@ -92,7 +97,9 @@ class Figures:
             fleet.prefixes.match(wanted.prefix) if fleet.prefixes is not None and wanted.prefix else None
         )
         self.shared: Final[list[tuple[int, float]]] = (
-            fleet.prefix_uses.shared(wanted.prefix, self.match, wanted.now) if self.match is not None else []
+            fleet.prefix_uses.shared(wanted.prefix, self.match, wanted.now, wanted.routers)
+            if self.match is not None
+            else []
         )
         """Beginnings of the prompt that are worth one more copy (`PrefixUses.shared`)."""
 
@@ -239,7 +246,8 @@ class RowTimes:
     def _add_copies(self, of: Figures, rows: Sequence[int], first: int) -> None:
         """Charge each row's request for its share of a copy (`router.predict.prefix_uses`)."""
         step_model, match, loads = of.fleet.inflight.step_model, of.match, of.fleet.inflight.rows
-        assert match is not None
+        prefixes = of.fleet.prefixes
+        assert match is not None and prefixes is not None
         shared = [
             (depth, 1.0 - 1.0 / uses, step_model.of_prompt_by_make(of.tokens, of.held(depth)))
             for depth, uses in of.shared
@@ -251,7 +259,8 @@ class RowTimes:
                     break
                 ms, _, steps = cached[speed.kind]
                 saved = self.prompt[at] - speed.prefill_factor * ms - loads[row].beside * steps
-                worth = max(worth, saved * others)
+                if saved <= COPY_MS_MAX and depth <= prefixes.room(row):
+                    worth = max(worth, saved * others)
             self.copy.append(worth)
 
     def _find_sources(self, of: Figures, rows: Sequence[int], first: int) -> None:

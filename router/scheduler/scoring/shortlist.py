@@ -15,8 +15,8 @@ import numpy as np
 
 from router.core.arrays import Bools, Floats, Ints
 from router.predict.prefix_cache import rows_of
-from router.scheduler.scoring.budget import OWN, OWN_MISSED
-from router.scheduler.scoring.figures import LOOSE, Figures
+from router.scheduler.scoring.budget import OWN, OWN_MISSED, RAMP
+from router.scheduler.scoring.figures import COPY_MS_MAX, LOOSE, Figures
 
 LISTED: Final = 12
 """Rows that are priced of those that are asked for; four are wanted of each kind (`workload.K`)."""
@@ -104,7 +104,7 @@ class Shortlist:
             prefill += self.alone
             prefill *= 1.0 / of.ttft_unit
             decode = self._used
-            paid = self._paid_by_others() * (1.0 / of.ttft_unit) if of.shared else 0.0
+            paid = self._paid_by_others(prefill) if of.shared else 0.0
             if per := of.delay_price():
                 prefill = self._with_misses(prefill)
                 prefill += per * self.prompt
@@ -118,8 +118,12 @@ class Shortlist:
             self._ranks = (prefill, decode)
         return self._ranks
 
-    def _paid_by_others(self) -> Floats:
-        """The part of the prompt's time that other requests are charged for, by row (`RowTimes.copy`)."""
+    def _paid_by_others(self, used: Floats) -> Floats:
+        """The part of the prompt's time that other requests are charged for, by row (`RowTimes.copy`).
+
+        It is a share of the TTFT unit, and none where the request itself would miss its target. `used`: that share of
+        its first token's time.
+        """
         of, inflight, step_model = self._of, self._of.fleet.inflight, self._of.fleet.inflight.step_model
         found: Floats = np.zeros(len(self.prompt))
         levels = () if of.match is None else of.match.levels
@@ -131,7 +135,11 @@ class Shortlist:
             for chunks, bits in levels:
                 holders |= bits if chunks >= depth else 0
             saved[rows_of(holders)] = 0.0
+            saved[saved > COPY_MS_MAX] = 0.0
             np.maximum(found, saved, out=found)
+        if of.ttft_ms:
+            found[used > RAMP[0]] = 0.0
+        found *= 1.0 / of.ttft_unit
         return found
 
     def _with_misses(self, used: Floats) -> Floats:
