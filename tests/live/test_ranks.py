@@ -129,6 +129,17 @@ transfer: {connector: auto}
 router: {policy: least_load}
 """
 """A D of two ranks, and a D without ranks."""
+MIXED_P = """
+models:
+  - name: baton-tiny
+    pools:
+      prefill: {start: 1, shape: {dp: 2}}
+      decode: {start: 1}
+      extra: {prefill-b: {role: prefill, start: 1}}
+transfer: {connector: auto}
+router: {policy: least_load}
+"""
+"""A P of two ranks, and a P without ranks."""
 
 
 def _ready(cluster: Cluster, instances: int) -> bool:
@@ -137,7 +148,7 @@ def _ready(cluster: Cluster, instances: int) -> bool:
 
 
 def _cores(cluster: Cluster) -> dict[str, int]:
-    """Process ids of the engine cores of the D with ranks, by the titles that vLLM gives them."""
+    """Process ids of the engine cores of the engine with ranks, by the titles that vLLM gives them."""
     found = {}
     for process in psutil.Process(cluster.process.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -181,6 +192,31 @@ def test_a_killed_rank_costs_no_request_and_comes_back(tmp_path: Path) -> None:
             return all(after > before for after, before in zip(now, loads, strict=True))
 
         within(60, pulled)
+
+
+def test_a_killed_rank_of_p_costs_no_request_and_comes_back(tmp_path: Path) -> None:
+    """The same where prompts are computed: prompts under way there, and holds there, go to the other P."""
+    with Cluster.of(tmp_path, MIXED_P) as cluster:
+        within(120, lambda: _all_proven(cluster, 3))
+        asked = prompts(40, seed=11)
+        expected = [text(ask(cluster.urls["decode-0"], each)) for each in asked]
+        before = {name: each["epoch"] for name, each in cluster.status().items()}
+        with ThreadPoolExecutor(3) as pool:
+            answers = [
+                pool.submit(stream if number % 2 else lambda *at: text(ask(*at)), cluster.endpoint, each)
+                for number, each in enumerate(asked)
+            ]
+            within(60, lambda: sum(each.done() for each in answers) >= 6)
+            os.kill(_cores(cluster)["EngineCore_DP1"], signal.SIGKILL)
+            said = [each.result() for each in answers]  # raises for any status but 200, and for a stream that breaks
+        assert said == expected
+        within(240, lambda: _ready(cluster, 4))
+        after = {name: each["epoch"] for name, each in cluster.status().items()}
+        assert after["decode-0"] == before["decode-0"] and after["prefill-b-0"] == before["prefill-b-0"]
+        assert all(after[name] > before[name] for name in ("prefill-0@0", "prefill-0@1"))
+        for each in prompts(12, seed=12):
+            ask(cluster.endpoint, each)
+        within(30, lambda: _free_of_holds(cluster))
 
 
 def test_prefixes_are_found_as_on_two_instances(tmp_path: Path) -> None:
