@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -347,6 +348,9 @@ def test_drafts_are_handed_over_and_never_seeded(front: str, tmp_path: Path, tab
 @LONG
 @BOTH_FRONTS
 def test_parsers_stand_between_tokens_and_text(front: str, tmp_path: Path, table: Table) -> None:
+    """All text is reasoning, as the model never ends it; where a request turns reasoning off, a grammar makes the model
+    call the tool.
+    """
     model = write_model("gqa", tmp_path / "model")
     parsers = ("--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
@@ -354,9 +358,17 @@ def test_parsers_stand_between_tokens_and_text(front: str, tmp_path: Path, table
         handed = here.counted('baton_handoffs_total{result="ok"}')
         for number, more in enumerate(({}, {"tools": [tool]}, {}, {"tools": [tool]})):
             asked = {**here.chat(f"{number} " * (30 + 40 * number)), **more}
-            assert here.said(here.endpoint, asked) == here.said(here.engines.url("d"), {**asked, "cache_salt": "d"})
-        assert here.counted('baton_handoffs_total{result="ok"}') == handed + 4
-        table.saw(f"parsers{front}", here.way(), 4)
+            said = here.said(here.endpoint, asked)
+            assert said == here.said(here.engines.url("d"), {**asked, "cache_salt": "d"})
+            assert re.fullmatch(r"\['[a-z]{12}', '', ''\]", said), said
+        call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+        calls = {"tools": [tool], "structured_outputs": {"choice": [call]}, "max_tokens": len(call) + 1}
+        asked = {**here.chat("5 " * 80), **calls, "chat_template_kwargs": {"enable_thinking": False}}
+        del asked["allowed_token_ids"], asked["ignore_eos"]
+        said = here.said(here.endpoint, asked)
+        assert said == here.said(here.engines.url("d"), {**asked, "cache_salt": "d"}) == "['', '', 'look{}']"
+        assert here.counted('baton_handoffs_total{result="ok"}') == handed + 5
+        table.saw(f"parsers{front}", here.way(), 5)
 
 
 @LONG
