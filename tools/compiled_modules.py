@@ -78,6 +78,7 @@ MODULES = (
     "router.predict.peer_load",
     "router.predict.predictors",
     "router.predict.prefix_cache",
+    "router.predict.prefix_uses",
     "router.predict.prompt_tokens",
     "router.predict.sketches",
     "router.predict.source_delay",
