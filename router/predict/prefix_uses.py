@@ -26,16 +26,16 @@ class PrefixUses:
     """
 
     def __init__(self) -> None:
-        self._now: dict[int, int] = {}
+        self._uses: dict[int, int] = {}
         """Uses since `_began`, by name."""
-        self._before: dict[int, int] = {}
+        self._former: dict[int, int] = {}
         """Uses in the `WITHIN_S` before that."""
         self._began = 0.0
 
     def count(self, chunks: Sequence[int], match: Match, now: float) -> None:
         """A request with these names goes to an instance. `match`: what instances held of it."""
         self._pass(now)
-        uses = self._now
+        uses = self._uses
         for depth, _ in match.levels:
             name = chunks[depth - 1]
             uses[name] = uses.get(name, 0) + 1
@@ -50,7 +50,7 @@ class PrefixUses:
         for depth, bits in match.levels:
             copies += bits.bit_count()
             name = chunks[depth - 1]
-            uses = routers * (self._now.get(name, 0) + past * self._before.get(name, 0)) / copies
+            uses = routers * (self._uses.get(name, 0) + past * self._former.get(name, 0)) / copies
             if uses >= USES_MIN:
                 found.append((depth, uses))
         return found
@@ -60,5 +60,5 @@ class PrefixUses:
         over_s = now - self._began
         if over_s < WITHIN_S:
             return
-        self._before = self._now if over_s < 2 * WITHIN_S else {}
-        self._now, self._began = {}, now if over_s >= 2 * WITHIN_S else self._began + WITHIN_S
+        self._former = self._uses if over_s < 2 * WITHIN_S else {}
+        self._uses, self._began = {}, now if over_s >= 2 * WITHIN_S else self._began + WITHIN_S

@@ -158,15 +158,6 @@ class Figures:
         """The prompt's tokens that this instance is predicted to have cached."""
         return 0 if self.match is None else self.held(self.match.chunks_of(row))
 
-    def copied_at(self, row: int) -> int:
-        """The prompt's tokens that this instance would get as a copy for other requests, too; 0: it has them, or they
-        are not worth a copy.
-        """
-        if not self.shared or self.match is None:
-            return 0
-        depth = self.shared[0][0]
-        return self.held(depth) if depth > self.match.chunks_of(row) else 0
-
     def own_tokens(self) -> float:
         """The memory for its prompt and answer, in tokens, with `SPREAD` of margin."""
         return self.wanted.prompt_tokens + self.output + SPREAD * math.sqrt(self.wanted.output_variance)

@@ -90,6 +90,11 @@ class RowPrices(Figures):
         sources = self._times.sources
         return None if sources is None else sources.get(row)
 
+    def copied_at(self, row: int) -> int:
+        """The prompt's tokens that this row would get as a copy that later requests are charged a part of; 0: none."""
+        at, worth = self._position(row), self._times.copy
+        return self.held(self.shared[0][0]) if worth and worth[at] else 0
+
     def _prices(self) -> tuple[list[float], list[float]]:
         """The prices of both legs at each row."""
         if len(self._prefill) < len(self._places):

@@ -122,7 +122,7 @@ class Shortlist:
         """The part of the prompt's time that other requests are charged for, by row (`RowTimes.copy`).
 
         It is a share of the TTFT unit, and none where the request itself would miss its target. `used`: that share of
-        its first token's time.
+        its first token's time. Whether a copy has room there is looked at only where rows are priced.
         """
         of, inflight, step_model = self._of, self._of.fleet.inflight, self._of.fleet.inflight.step_model
         found: Floats = np.zeros(len(self.prompt))
