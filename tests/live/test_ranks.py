@@ -158,6 +158,21 @@ def _cores(cluster: Cluster) -> dict[str, int]:
     return found
 
 
+def _said_amid_a_kill(cluster: Cluster, asked: list[str], victim: int) -> list[str]:
+    """The answers to these prompts, three at a time, every other one streamed. After the sixth a process is killed.
+
+    Raises an error for any status but 200, and for a stream that breaks.
+    """
+    with ThreadPoolExecutor(3) as pool:
+        answers = [
+            pool.submit(stream if number % 2 else lambda *at: text(ask(*at)), cluster.endpoint, each)
+            for number, each in enumerate(asked)
+        ]
+        within(60, lambda: sum(each.done() for each in answers) >= 6)
+        os.kill(victim, signal.SIGKILL)
+        return [each.result() for each in answers]
+
+
 def test_a_killed_rank_costs_no_request_and_comes_back(tmp_path: Path) -> None:
     """vLLM ends a server with one of its engine cores: both ranks leave, and come back under new epochs. Every other
     request streams; such a stream goes on at the other D.
@@ -169,14 +184,7 @@ def test_a_killed_rank_costs_no_request_and_comes_back(tmp_path: Path) -> None:
         before = {name: each["epoch"] for name, each in cluster.status().items()}
         cores = _cores(cluster)
         assert sorted(cores) == ["EngineCore_DP0", "EngineCore_DP1"]
-        with ThreadPoolExecutor(3) as pool:
-            answers = [
-                pool.submit(stream if number % 2 else lambda *at: text(ask(*at)), cluster.endpoint, each)
-                for number, each in enumerate(asked)
-            ]
-            within(60, lambda: sum(each.done() for each in answers) >= 6)
-            os.kill(cores["EngineCore_DP1"], signal.SIGKILL)
-            said = [each.result() for each in answers]  # raises for any status but 200, and for a stream that breaks
+        said = _said_amid_a_kill(cluster, asked, cores["EngineCore_DP1"])
         assert said == expected
         within(240, lambda: _ready(cluster, 4))
         after = {name: each["epoch"] for name, each in cluster.status().items()}
@@ -201,14 +209,7 @@ def test_a_killed_rank_of_p_costs_no_request_and_comes_back(tmp_path: Path) -> N
         asked = prompts(40, seed=11)
         expected = [text(ask(cluster.urls["decode-0"], each)) for each in asked]
         before = {name: each["epoch"] for name, each in cluster.status().items()}
-        with ThreadPoolExecutor(3) as pool:
-            answers = [
-                pool.submit(stream if number % 2 else lambda *at: text(ask(*at)), cluster.endpoint, each)
-                for number, each in enumerate(asked)
-            ]
-            within(60, lambda: sum(each.done() for each in answers) >= 6)
-            os.kill(_cores(cluster)["EngineCore_DP1"], signal.SIGKILL)
-            said = [each.result() for each in answers]  # raises for any status but 200, and for a stream that breaks
+        said = _said_amid_a_kill(cluster, asked, _cores(cluster)["EngineCore_DP1"])
         assert said == expected
         within(240, lambda: _ready(cluster, 4))
         after = {name: each["epoch"] for name, each in cluster.status().items()}
