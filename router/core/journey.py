@@ -379,7 +379,7 @@ class Journey:
         return ()
 
     def _holder_lost(self, event: HolderLost) -> tuple[Effect, ...]:
-        """The answering leg pulls a hold whose instance is lost: its read may hang until the transport notices."""
+        """P is lost while D pulls from it: D's read may hang until the transport notices."""
         if self.transfer is not None and event.instance == self.prefill and self.pulled is None:
             self.touched = True  # no other instance can pull it either
             prompt_s, silent_s = self.sent_at - self.arrived, self.now - self.sent_at

@@ -14,8 +14,8 @@ TURN_LEAST_S = 0.1
 """A turn of fewer seconds is too short for a prefill: then no other instance is asked."""
 
 SLOWER = 2.0
-"""How many times its expected time an answer in one piece may take before its leg counts as silent, and a prompt whose
-holder is lost."""
+"""A leg counts as silent after so many times the expected time: of an answer in one piece, and of a prompt if the
+instance that holds it is lost."""
 
 LOST_LEAST_S = 1.0
 """The least time of a leg whose holder is lost, in seconds: its instance may compute the prompt already."""

@@ -29,7 +29,9 @@ from router.telemetry.timing import Stage
 
 
 class Answering(AnswerOwner):
-    """The answering leg of one request. It has many attributes: one for each other part of the request that it uses."""
+    """The answering leg of one request. It has many attributes: one for each other part of the request that it uses;
+    and it is long: one short method for each event of a leg (`AnswerOwner`).
+    """
 
     __slots__ = (
         "_in_one_piece", "_outgoing", "_parts", "_reply", "_request", "_scheduled", "_sink", "_trace", "_words",
@@ -102,8 +104,8 @@ class Answering(AnswerOwner):
                 fields = self._outgoing.stamped(fields, instance, held_by, held_at)
             # A leg that pulls is sent once: a hold that may have been pulled must not be pulled again.
             self.transmit(leg, target, headers, fields, once=held is not None)
-            if pulls and leg.producer is not None and parts.view.lost(leg.producer):
-                return self._holder_lost(leg)
+            if leg.producer is not None and parts.view.lost(leg.producer):
+                return _holder_lost(leg, self._in_one_piece)
             return None if held is None else _source_held(source, instance, self._in_one_piece)
 
         if source is None:
@@ -187,11 +189,7 @@ class Answering(AnswerOwner):
     def producer_left(self, leg: AnswerLeg) -> None:
         """The instance with the hold that the leg pulls is lost."""
         if leg is self.leg and leg.opening:
-            self._sink.run(self._holder_lost, leg)
-
-    def _holder_lost(self, leg: AnswerLeg) -> j.Event | None:
-        answer_s = 0.0 if self._in_one_piece is None else self._in_one_piece.longest_s(leg.instance)
-        return None if leg.producer is None or answer_s is None else j.HolderLost(leg.producer, answer_s)
+            self._sink.run(_holder_lost, leg, self._in_one_piece)
 
     def passed_on(self, event: object) -> None:
         """A chunk has led to this event."""
@@ -289,6 +287,12 @@ class Answering(AnswerOwner):
     def part(self) -> None:
         """The request is over: drop the references to its leg and its driver."""
         self.leg, self._sink = None, OVER
+
+
+def _holder_lost(leg: AnswerLeg, in_one_piece: AnswerInOnePiece | None) -> j.HolderLost | None:
+    """What the journey is told of a leg whose producer is lost; None: the longest time of its answer is not known."""
+    answer_s = 0.0 if in_one_piece is None else in_one_piece.longest_s(leg.instance)
+    return None if leg.producer is None or answer_s is None else j.HolderLost(leg.producer, answer_s)
 
 
 def _source_held(

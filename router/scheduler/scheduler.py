@@ -204,7 +204,8 @@ class Scheduler:
         that asks for its second leg keeps its place. A request whose prompt is held (`Choose.holders`) needs only a D
         that may pull it: the chosen P computes nothing.
         """
-        if effect.second and not effect.lost and not self.legs.allows_second(context):
+        counted = effect.second and not effect.lost  # among the second legs
+        if counted and not self.legs.allows_second(context):
             return Chosen(None, None, "its instance has a queue, or there are enough second legs"), ()
         self._now = max(self._now, now)
         fleet, admission, former, booking = self.view.all(), self.admission, context.decode, context.expected.booking
@@ -227,11 +228,10 @@ class Scheduler:
                 chosen = replace(chosen, anew=True)
             held = bool(effect.holders) and not effect.second and not chosen.anew
             if not held:
-                self.legs.prompt_leg(context, prefill, second=effect.second and not effect.lost)
+                self.legs.prompt_leg(context, prefill, second=counted)
         elif chosen.decode is not None and (chosen.source is not None or effect.instead):
             _end_trial(context)
-            second = effect.second and not effect.lost
-            self.legs.prompt_leg(context, chosen.decode, second=second, aggregated=True)
+            self.legs.prompt_leg(context, chosen.decode, second=counted, aggregated=True)
         if chosen.wait:
             if admission is not None:
                 return chosen, calls + admission.enter(context, wanted)
