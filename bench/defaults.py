@@ -1,6 +1,6 @@
 """What `baton router` is worth without settings, with URLs alone, beside vllm-router with each of its policies.
 
-    make bench-defaults                       about 100 minutes; installs vllm-router into .bench/ first
+    make bench-defaults                       about two hours; installs vllm-router into .bench/ first
     make bench-defaults ARGS=--quick          one round of the first fleet: does it work?
     make bench-defaults ARGS=--publish        writes docs/benchmarks
 

@@ -74,7 +74,9 @@ ALONE: Final = Scenario(
     name="no shared prefix", sessions=200, per_s=16.0, turns=1, systems=0, system_tokens=1900, user_tokens=100,
     answer_tokens=24, think_s=0.0,
 )  # fmt: skip
-COLD, WARM, NONE, FIRST = "sessions, cold", "sessions, warm", "no shared prefix", "no shared prefix, the first seconds"
+COLD, WARM, NONE, FIRST = "sessions, cold", "sessions, warm", "no shared prefix", "no shared prefix, the first minute"
+FIRST_MINUTE: Final = replace(ALONE, sessions=960)
+"""Requests of a minute."""
 
 FEW_SESSIONS: Final = replace(SESSIONS, sessions=12, per_s=1.5)
 FEW_ALONE: Final = replace(ALONE, sessions=40, per_s=3.0)
@@ -100,7 +102,7 @@ def _split(size: int) -> tuple[tuple[str, int], ...]:
 FLEETS: Final = (
     _of_size(4),
     _of_size(16),
-    Fleet("4+4, just started", _split(4), (Phase(FIRST, ALONE),)),
+    Fleet("4+4, just started", _split(4), (Phase(FIRST, FIRST_MINUTE),)),
     Fleet("1 of both roles", (("both", 1),), (Phase(COLD, FEW_SESSIONS, "shared"), Phase(NONE, FEW_ALONE))),
     Fleet("1+1", _split(1), (Phase(COLD, FEW_SESSIONS, "shared"), Phase(NONE, FEW_ALONE))),
     Fleet(
