@@ -10,6 +10,7 @@ What the client reads follows from the ids alone: neither the size of blocks nor
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -18,11 +19,18 @@ from typing import Final
 import numpy as np
 
 from engine.mock.words import Ids
-from engine.twin.tokens import Prompt, Segment, answer_key, mix, token
+from engine.twin.tokens import Prompt, Segment, answer_key, key_after, mix, token
 
 _NO_SALT: Final = b""
 _LOOK_FIRST: Final = 4
 """Tokens of an answer that are compared before all of it is."""
+_WIDTH: Final = 4
+"""Bytes of an id."""
+
+_Beginning = tuple[int, str, int, tuple[int, ...]]
+"""The beginning of a prompt, up to the end of a piece: the size of blocks, the salt, the key of all ids, the pieces'
+lengths.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +50,38 @@ def prompted(pieces: Sequence[Ids], block_size: int, *, salt: str = "", seed: in
 
     A prompt that is no chat is one piece. `salt`: the request's ``cache_salt``.
     """
+    raws = [piece.astype("<u4").tobytes() for piece in pieces]
+    keys, beginnings = _beginnings(raws, block_size, salt)
     names = _Names(block_size, salt)
-    told = bytearray()
-    for number, piece in enumerate(pieces):
-        before = bytes(told)
-        if number % 2 and _is_answer(piece, _key(before)):
-            names.answer(len(piece))
+    for number in range(_go_on(names, beginnings), len(raws)):
+        if number % 2 and _is_answer(pieces[number], keys[number]):
+            names.answer(len(pieces[number]))
         else:
-            names.text(piece)
-        told += piece.astype("<u4").tobytes()
-    segments = tuple(names.segments)
-    key = _key(bytes(told))
+            names.text(raws[number])
+        _KNOWN.add(beginnings[number], names.so_far())
     ids = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    return Prompted(ids, segments, key if seed is None else mix(key, seed), answer_key(segments))
+    return Prompted(ids, tuple(names.segments), keys[-1] if seed is None else mix(keys[-1], seed), names.key)
+
+
+def _beginnings(raws: Sequence[bytes], block_size: int, salt: str) -> tuple[list[int], list[_Beginning]]:
+    """The keys of all ids before each piece, and before the end; and what names the text up to each piece's end."""
+    hasher, ends = blake2b(digest_size=8), []
+    keys, found = [_key(hasher.digest())], []
+    for raw in raws:
+        hasher.update(raw)
+        keys.append(_key(hasher.digest()))
+        ends.append(len(raw))
+        found.append((block_size, salt, keys[-1], tuple(ends)))
+    return keys, found
+
+
+def _go_on(names: _Names, beginnings: Sequence[_Beginning]) -> int:
+    """Go on from the longest beginning that is known; its pieces."""
+    for pieces in range(len(beginnings), 0, -1):
+        if (known := _KNOWN.get(beginnings[pieces - 1])) is not None:
+            names.go_on(known)
+            return pieces
+    return 0
 
 
 def said_tokens(prompt: Prompted, key: int, first: int, count: int, pinned: int | None = None) -> list[int]:
@@ -72,36 +99,84 @@ def said_tokens(prompt: Prompted, key: int, first: int, count: int, pinned: int 
     return said
 
 
+@dataclass(frozen=True, slots=True)
+class _SoFar:
+    """What `_Names` has after a piece."""
+
+    segments: Prompt
+    tokens: int
+    key: int
+
+
 class _Names:
     """Builds the segments of a prompt."""
 
     def __init__(self, block_size: int, salt: str) -> None:
         self.segments: list[Segment] = []
+        self.key = answer_key(())
+        """`answer_key` of the segments so far."""
         self._block_size = block_size
         self._salt = blake2b(salt.encode("utf-8", "replace"), digest_size=16).digest() if salt else _NO_SALT
         self._tokens = 0
 
-    def text(self, ids: Ids) -> None:
-        """Add plain ids, cut where blocks end."""
-        raw, width = ids.astype("<u4").tobytes(), ids.itemsize
-        at, size = 0, len(ids)
+    def so_far(self) -> _SoFar:
+        """What `go_on` takes."""
+        return _SoFar(tuple(self.segments), self._tokens, self.key)
+
+    def go_on(self, after: _SoFar) -> None:
+        """Begin after these pieces."""
+        self.segments, self._tokens, self.key = list(after.segments), after.tokens, after.key
+
+    def text(self, raw: bytes) -> None:
+        """Add plain ids of four bytes, cut where blocks end."""
+        at, size = 0, len(raw) // _WIDTH
         while at < size:
             count = min(size - at, self._block_size - self._tokens % self._block_size)
-            cut = raw[at * width : (at + count) * width]
+            cut = raw[at * _WIDTH : (at + count) * _WIDTH]
             name = blake2b(cut, digest_size=8, key=self._salt).digest()
-            self.segments.append(Segment(int.from_bytes(name, "little"), count))
+            self._add(Segment(int.from_bytes(name, "little"), count))
             at += count
-            self._tokens += count
 
     def answer(self, tokens: int) -> None:
         """Add an answer of so many tokens, which the twin gave to the segments so far."""
         if tokens:
-            self.segments.append(Segment(answer_key(tuple(self.segments)), tokens))
-            self._tokens += tokens
+            self._add(Segment(self.key, tokens))
+
+    def _add(self, segment: Segment) -> None:
+        self.segments.append(segment)
+        self.key = key_after(self.key, (segment,))
+        self._tokens += segment.tokens
 
 
-def _key(raw: bytes) -> int:
-    return int.from_bytes(blake2b(raw, digest_size=8).digest(), "little")
+class _Known:
+    """Beginnings of prompts that came lately: a chat's next turn goes on from one, and so does its other leg."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: segments that all of them have together."""
+        self._most, self._held = most, 0
+        self._by: OrderedDict[_Beginning, _SoFar] = OrderedDict()
+
+    def get(self, beginning: _Beginning) -> _SoFar | None:
+        """What is known of it."""
+        found = self._by.get(beginning)
+        if found is not None:
+            self._by.move_to_end(beginning)
+        return found
+
+    def add(self, beginning: _Beginning, so_far: _SoFar) -> None:
+        """Remember it, and forget those that were not asked for the longest."""
+        self._by[beginning] = so_far
+        self._held += len(so_far.segments)
+        while self._held > self._most:
+            self._held -= len(self._by.popitem(last=False)[1].segments)
+
+
+_KNOWN: Final = _Known(500_000)
+"""Some 50 MB."""
+
+
+def _key(digest: bytes) -> int:
+    return int.from_bytes(digest, "little")
 
 
 def _is_answer(piece: Ids, key: int) -> bool:

@@ -11,7 +11,7 @@ beginnings of texts have equal beginnings of ids, up to the group of four that h
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Final
 
 import numpy as np
@@ -45,8 +45,23 @@ def words() -> tuple[bytes, ...]:
     return tuple(word.encode() for word in triples)
 
 
+_REMEMBERED: Final = 16_384
+"""Characters up to which a text's ids are remembered: a chat brings its messages again with each turn, on both legs."""
+
+
 def tokenize(text: str) -> Ids:
-    """The ids of a text. A character that UTF-8 cannot encode (half a surrogate pair in JSON) is a question mark."""
+    """The ids of a text, read only. A character that UTF-8 cannot encode (half a surrogate pair in JSON) is a question
+    mark.
+    """
+    return _remembered(text) if len(text) <= _REMEMBERED else _tokenize(text)
+
+
+@lru_cache(maxsize=2048)
+def _remembered(text: str) -> Ids:
+    return _tokenize(text)
+
+
+def _tokenize(text: str) -> Ids:
     raw = text.encode("utf-8", "replace")
     raw += bytes(-len(raw) % BYTES_PER_TOKEN)
     groups = np.frombuffer(raw, np.uint8).reshape(-1, BYTES_PER_TOKEN)
@@ -54,7 +69,9 @@ def tokenize(text: str) -> Ids:
     ids = (places[:, 0] << 10) | (places[:, 1] << 5) | places[:, 2]
     is_word = (groups[:, 0] == 0x20) & (places >= 0).all(axis=1) & (ids < VOCABULARY)
     hashed = (np.frombuffer(raw, "<u4") * np.uint32(2_654_435_761)) >> np.uint32(8)  # Knuth's multiplicative hash
-    return np.where(is_word, ids, FIRST_TEXT + hashed % (ALL_IDS - FIRST_TEXT)).astype(np.uint32)
+    found = np.where(is_word, ids, FIRST_TEXT + hashed % (ALL_IDS - FIRST_TEXT)).astype(np.uint32)
+    found.flags.writeable = False
+    return found
 
 
 def text_of(ids: Iterable[int]) -> str:

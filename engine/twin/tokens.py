@@ -20,11 +20,17 @@ _STRIDE: Final = 0xD1342543DE82EF95
 """The growth of the digest from one token of a segment to the next (odd, so no two are equal within 2⁶⁴ tokens)."""
 VOCABULARY: Final = 32_000
 """The number of different tokens, unless set otherwise."""
+MIX_OF_NOTHING: Final = 0x9E3779B97F4A7C15
+"""`mix` of no value."""
 
 
 def mix(*values: int) -> int:
     """One number that depends on all of these and their order (splitmix64's steps)."""
-    state = 0x9E3779B97F4A7C15
+    return mix_on(MIX_OF_NOTHING, *values)
+
+
+def mix_on(state: int, *values: int) -> int:
+    """`mix` of more values after those that came to `state`."""
     for value in values:
         state = ((state ^ value) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) & _MASK
         state ^= state >> 29
@@ -68,7 +74,12 @@ def answer_key(prompt: Prompt, seed: int = 0) -> int:
     """The key from which every token of the right answer follows; also the name of the answer as a segment of a later
     prompt.
     """
-    return mix(seed, *(part for segment in prompt for part in segment))
+    return key_after(mix(seed), prompt)
+
+
+def key_after(key: int, more: Prompt) -> int:
+    """`answer_key` of a prompt that goes on with these segments, from that of its beginning."""
+    return mix_on(key, *(part for segment in more for part in segment))
 
 
 def token(key: int, index: int, vocabulary: int = VOCABULARY) -> int:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from engine.mock import prompts
 from engine.mock.prompts import Prompted, prompted, said_tokens
 from engine.mock.words import Ids
-from engine.twin.tokens import Text, answer_key, length, mix, token
+from engine.twin.tokens import Segment, Text, answer_key, length, mix, token
 
 BLOCK = 16
 
@@ -85,3 +87,40 @@ def test_an_answer_in_the_next_prompt_has_the_blocks_it_was_written_to() -> None
     assert digests(other, 16) == digests(asked, 16)
     assert digests(other, 64)[1:] != digests(asked, 64)[1:]
     assert token(asked.key, 0) == said[0]
+
+
+def test_a_known_beginning_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = ids(*range(500, 540)), ids(*range(700, 733))
+    turn = prompted([first], BLOCK)
+    answer = ids(*said_tokens(turn, turn.right, 0, 21))
+    chats = ([first], [first, answer, second], [first, second, second], [first, answer[:7], second])
+    seen = [prompted(chat, BLOCK) for chat in chats]
+    again = [prompted(chat, BLOCK) for chat in chats]
+    fresh = []
+    for chat in chats:
+        monkeypatch.setattr(prompts, "_KNOWN", prompts._Known(500_000))
+        fresh.append(prompted(chat, BLOCK))
+    for one, two, three in zip(seen, again, fresh, strict=True):
+        assert (one.segments, one.key, one.right) == (two.segments, two.key, two.right)
+        assert (one.segments, one.key, one.right) == (three.segments, three.key, three.right)
+        assert one.right == answer_key(one.segments)
+
+
+def test_equal_ids_cut_elsewhere_are_another_chat() -> None:
+    """Only a piece of the assistant's may be an answer: the same ids in one piece are plain text."""
+    first = ids(*range(500, 540))
+    turn = prompted([first], BLOCK)
+    answer = ids(*said_tokens(turn, turn.right, 0, 20))
+    apart, whole = prompted([first, answer], BLOCK), prompted([np.concatenate([first, answer])], BLOCK)
+    assert apart.key == whole.key
+    assert apart.segments != whole.segments
+
+
+def test_beginnings_are_forgotten_by_their_segments() -> None:
+    known = prompts._Known(10)
+    for number in range(4):
+        known.add((16, "", number, (1,)), prompts._SoFar((Segment(1, 1),) * 4, 4, 0))
+        known.get((16, "", 0, (1,)))
+    assert known.get((16, "", 0, (1,))) is not None
+    assert known.get((16, "", 1, (1,))) is None
+    assert known.get((16, "", 3, (1,))) is not None
