@@ -167,11 +167,14 @@ async def test_a_stream_goes_on_elsewhere_word_for_word() -> None:
     assert resumed
 
 
-@pytest.mark.parametrize("name", ["break D mid-stream", "kill P during leg 1", "kill D before D's first byte"])
-async def test_early_legs_are_among_what_is_struck(name: str) -> None:
+EARLY = (*("break D mid-stream", "kill P during leg 1", "kill D before D's first byte"), "kill a rank of D mid-stream")
+
+
+@pytest.mark.parametrize("scenario", [each for each in (*SCENARIOS, *RANKED) if each.name in EARLY], ids=str)
+async def test_early_legs_are_among_what_is_struck(scenario: Scenario) -> None:
     sent: list[str] = []
     for seed in SEEDS:
-        run = Run(scenario=BY_NAME[name], router=noting(sent, "baton_early_legs_total{"), seed=seed)
+        run = Run(scenario=scenario, router=noting(sent, "baton_early_legs_total{"), seed=seed)
         holds_true(await run.outcome())
     assert sent
 
