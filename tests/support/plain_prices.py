@@ -82,8 +82,10 @@ class Plain:
         self.tpot_unit = wanted.tpot_ms or LOOSE * min(alone)
         found = fleet.ready_for(wanted)
         urgency = 0.0 if wanted.lengths_within < 1.0 else wanted.urgency
-        self.delay = MISS * urgency / max(1, len(found.prefills) or len(found.any))
-        self.least = min((self._prompt(row) for row in self.may()), default=0.0)
+        self.delay = MISS * urgency / max(1, len(found.prefills) or len(found.any)) if self.may() else 0.0
+        lone = [self._whole_ms(row) for row in self.may() if not fleet.columns.decodes[row]]
+        self.answering_dearer = max(lone) / min(lone) if lone else 1.0
+        self.least = min((self._prompt(row) * self._time_worth(row) for row in self.may()), default=0.0)
         self.rows = {view.row: self._row(view.row) for view in fleet}
 
     def may(self) -> list[int]:
@@ -108,6 +110,12 @@ class Plain:
 
     def _prompt(self, row: int) -> float:
         return self._plain_ms(row) + self.inflight.rows[row].beside * self._steps(row)
+
+    def _whole_ms(self, row: int) -> float:
+        return self._make(row).prompt_ms(self.tokens, 0) * self.step_model.rows[row].prefill_factor
+
+    def _time_worth(self, row: int) -> float:
+        return self.answering_dearer if self.fleet.columns.decodes[row] else 1.0
 
     def _steps(self, row: int) -> float:
         return self._make(row).steps(self.tokens - self.cached(row))
@@ -171,7 +179,7 @@ class Plain:
         near = looked_up(inflight.rows[row].step / idle / self.tpot_unit, _NEAR)
         others = inflight.rows[row].decoding * found.stall * near / (self.tpot_unit * self.middle)
         found.prefill = looked_up(found.ttft / self.ttft_unit, table) + others
-        found.prefill += self.delay * max(0.0, found.prompt - self.least)
+        found.prefill += self.delay * max(0.0, found.prompt * self._time_worth(row) - self.least)
         used = found.tpot / self.tpot_unit
         others = inflight.rows[row].decoding * longer / idle / self.tpot_unit * looked_up(used, _NEAR)
         found.decode = looked_up(used, _OWN_MISSED if wanted.tpot_ms else _OWN) + others

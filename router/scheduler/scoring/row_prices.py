@@ -113,7 +113,7 @@ class RowPrices(Figures):
                 paid[at] -= OWN.of(ttft[at] * per) - OWN.of((ttft[at] - copy[at]) * per)
         self._decode.extend([second.of(used[at]) for at in range(begin, end)])
         if self._delay_price:
-            self._delay_waiting(begin)
+            self._delay_waiting(rows, begin)
         if not inflight.answers:
             return
         loads, per_stall = inflight.rows, 1.0 / (self.tpot_unit * self.middle)
@@ -125,12 +125,28 @@ class RowPrices(Figures):
         if self.promised:
             self._push_over(rows, begin)
 
-    def _delay_waiting(self, begin: int) -> None:
-        """Add the cost to requests that wait in the router, of the prompt's time beyond the quickest instance's."""
-        prompt, able = self._times.prompt, self.fleet.ready_for(self.wanted).any
-        least_ms = self.least_prompt_ms(able) if len(able) else 0.0
-        for at in range(begin, len(self._prefill)):
-            self._prefill[at] += self._delay_price * max(0.0, prompt[at] - least_ms)
+    def _delay_waiting(self, rows: Sequence[int], begin: int) -> None:
+        """Add the cost to requests that wait in the router, of the prompt's work beyond the least at any instance."""
+        able, shortlist = self.fleet.ready_for(self.wanted).any, self._shortlist
+        if not len(able):
+            return
+        prompt, decodes = self._times.prompt, self.fleet.columns.decodes
+        if shortlist is not None:
+            dearer, least_ms = shortlist.dearer, shortlist.least_work_ms()
+        else:
+            among: list[int] = able.tolist()
+            dearer = self._dearer(among)
+            least_ms = min([prompt[row] * (dearer if decodes.item(row) else 1.0) for row in among])
+        for at, row in enumerate(rows, begin):
+            work_ms = prompt[at] * dearer if decodes.item(row) else prompt[at]
+            self._prefill[at] += self._delay_price * max(0.0, work_ms - least_ms)
+
+    def _dearer(self, able: list[int]) -> float:
+        """In a small fleet: how much dearer a millisecond is where answers are made (`Shortlist.dearer`)."""
+        step_model, decodes = self.fleet.inflight.step_model, self.fleet.columns.decodes
+        by_kind, speeds = step_model.of_prompt_by_make(self.tokens), step_model.rows
+        whole = [speeds[row].prefill_factor * by_kind[speeds[row].kind][0] for row in able if not decodes.item(row)]
+        return max(whole) / min(whole) if len(whole) > 1 else 1.0
 
     def _push_over(self, rows: Sequence[int], begin: int) -> None:
         """Add the cost of targets of answers there that would be missed because of one more answer."""

@@ -50,6 +50,7 @@ class Shortlist:
         longer *= per_ms
         self._more: Final[Floats] = longer
         self._room: Bools | None = None
+        self._dearer = 0.0
         self._ranks: tuple[Floats, Floats] | None = None
 
     def _less_cached(self) -> None:
@@ -107,7 +108,7 @@ class Shortlist:
             paid = self._paid_by_others(prefill) if of.shared else 0.0
             if per := of.delay_price():
                 prefill = self._with_misses(prefill)
-                prefill += per * self.prompt
+                prefill += per * self.work()
                 decode = (OWN_MISSED if of.tpot_ms else OWN).at(decode)
             if inflight.answers:
                 decode = decode + self._more * inflight.column("decoding")
@@ -117,6 +118,28 @@ class Shortlist:
             prefill -= paid
             self._ranks = (prefill, decode)
         return self._ranks
+
+    @property
+    def dearer(self) -> float:
+        """How much dearer a millisecond is to requests that wait where answers are made as well: as much as the slowest
+        instance that only computes prompts is slower than the quickest, 1 where they are alike. Otherwise a quick
+        instance that decodes would come before a slow one that has nothing else to do.
+        """
+        if self._dearer == 0.0:
+            of, step_model = self._of, self._of.fleet.inflight.step_model
+            able = of.fleet.ready_for(of.wanted).any
+            rows = able[~of.fleet.columns.decodes[able]]
+            whole: Floats = step_model.column("prefill_factor") * step_model.of_prompt(of.tokens)[0]
+            self._dearer = float(whole[rows].max() / whole[rows].min()) if len(rows) > 1 else 1.0
+        return self._dearer
+
+    def work(self) -> Floats:
+        """The prompt's time, in ms, by row: that of instances where answers are made `dearer` times."""
+        return np.where(self._of.fleet.columns.decodes[: len(self.prompt)], self.prompt * self.dearer, self.prompt)
+
+    def least_work_ms(self) -> float:
+        """The least `work` of any instance. There is at least one."""
+        return float(self.work()[self._of.fleet.ready_for(self._of.wanted).any].min())
 
     def _paid_by_others(self, used: Floats) -> Floats:
         """The part of the prompt's time that other requests are charged for, by row (`RowTimes.copy`).
