@@ -20,6 +20,7 @@ from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
 from router.scheduler.placements import Placement, Placements
 from router.scheduler.scoring.budget import MISS
+from router.scheduler.scoring.figures import slowest_over_quickest
 from router.scheduler.scoring.prices import SHED_WEIGHT, Scoring, prices_of
 from router.scheduler.scoring.workload import K, workload
 
@@ -402,6 +403,24 @@ def test_requests_that_wait_make_a_prompt_dear_where_it_takes_longer() -> None:
     assert [after.decode_at(row) for row in range(3)] == [before.decode_at(row) for row in range(3)]
     bounded = prices_of(here, replace(pressed, lengths_within=0.05))
     assert [bounded.prefill_at(row) for row in range(3)] == [before.prefill_at(row) for row in range(3)]
+
+
+def test_while_requests_wait_a_slow_prefill_instance_is_no_dearer_than_a_quick_decode_instance() -> None:
+    """What a prompt takes at a decode instance counts as many times more as prefill instances differ."""
+    here = view(P, P, D, gpus=("H100", "A100", "H100")).all()
+    calm, pressed = (asks(ttft_ms=1000.0, tpot_ms=50.0, urgency=each) for each in (0.0, 0.01))
+    before, after = prices_of(here, calm), prices_of(here, pressed)
+    added = [after.prefill_at(row) - before.prefill_at(row) for row in range(3)]
+    longer_ms = before.prompt_at(1) - before.prompt_at(0)
+    assert longer_ms > 50
+    assert added == pytest.approx([0.0] + [MISS * 0.01 / 2 * longer_ms] * 2)
+
+
+def test_an_engine_that_is_not_well_makes_no_decode_instance_dear() -> None:
+    assert slowest_over_quickest([100.0, 300.0, 250.0]) == 3.0
+    assert slowest_over_quickest([100.0, 300.0, 900.0]) == 3.0
+    assert slowest_over_quickest([100.0, 400.0]) == 1.0
+    assert slowest_over_quickest([100.0]) == slowest_over_quickest([]) == 1.0
 
 
 def test_a_queue_keeps_prompts_from_an_instance_that_is_slow_at_them() -> None:

@@ -70,6 +70,11 @@ class Saturation(ABC):
         """
 
 
+ILL: Final = 4.0
+"""An A100 takes 2.3 to 3.0 times as long for a prompt as an H100 (256 to 16,384 tokens, shipped costs of an 8B model).
+More than four times as long is taken to be an engine that is not well. Chosen; no other value was tried."""
+
+
 class Figures:
     """The figures of one request, in one fleet, at the current turn. It has many attributes: each figure is read once,
     and used for each row's price.
@@ -161,6 +166,14 @@ class Figures:
     def own_tokens(self) -> float:
         """The memory for its prompt and answer, in tokens, with `SPREAD` of margin."""
         return self.wanted.prompt_tokens + self.output + SPREAD * math.sqrt(self.wanted.output_variance)
+
+
+def slowest_over_quickest(whole_ms: Sequence[float]) -> float:
+    """How many times longer the slowest of these instances takes for a prompt than the quickest, those left out that
+    take `ILL` times as long as the quickest: one that is slow for a while says nothing of the others.
+    """
+    least_ms = min(whole_ms, default=0.0)
+    return max([ms for ms in whole_ms if ms < ILL * least_ms]) / least_ms if least_ms > 0.0 else 1.0
 
 
 class RowTimes:

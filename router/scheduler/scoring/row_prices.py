@@ -22,7 +22,7 @@ from router.core.events import PrefixSource
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.scoring.budget import MISS, NEAR, OWN, OWN_MISSED, RAMP, missed_one
-from router.scheduler.scoring.figures import Figures, RowTimes, Saturation
+from router.scheduler.scoring.figures import Figures, RowTimes, Saturation, slowest_over_quickest
 from router.scheduler.scoring.shortlist import Shortlist, listed
 
 FEW: Final = 64
@@ -146,7 +146,7 @@ class RowPrices(Figures):
         step_model, decodes = self.fleet.inflight.step_model, self.fleet.columns.decodes
         by_kind, speeds = step_model.of_prompt_by_make(self.tokens), step_model.rows
         whole = [speeds[row].prefill_factor * by_kind[speeds[row].kind][0] for row in able if not decodes.item(row)]
-        return max(whole) / min(whole) if len(whole) > 1 else 1.0
+        return slowest_over_quickest(whole)
 
     def _push_over(self, rows: Sequence[int], begin: int) -> None:
         """Add the cost of targets of answers there that would be missed because of one more answer."""

@@ -16,7 +16,7 @@ import numpy as np
 from router.core.arrays import Bools, Floats, Ints
 from router.predict.prefix_cache import rows_of
 from router.scheduler.scoring.budget import OWN, OWN_MISSED, RAMP
-from router.scheduler.scoring.figures import COPY_MS_MAX, LOOSE, Figures
+from router.scheduler.scoring.figures import COPY_MS_MAX, LOOSE, Figures, slowest_over_quickest
 
 LISTED: Final = 12
 """Rows that are priced of those that are asked for; four are wanted of each kind (`workload.K`)."""
@@ -130,7 +130,7 @@ class Shortlist:
             able = of.fleet.ready_for(of.wanted).any
             rows = able[~of.fleet.columns.decodes[able]]
             whole: Floats = step_model.column("prefill_factor") * step_model.of_prompt(of.tokens)[0]
-            self._dearer = float(whole[rows].max() / whole[rows].min()) if len(rows) > 1 else 1.0
+            self._dearer = slowest_over_quickest(whole[rows].tolist())
         return self._dearer
 
     def work(self) -> Floats:
