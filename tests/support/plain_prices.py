@@ -84,7 +84,8 @@ class Plain:
         urgency = 0.0 if wanted.lengths_within < 1.0 else wanted.urgency
         self.delay = MISS * urgency / max(1, len(found.prefills) or len(found.any)) if self.may() else 0.0
         lone = [self._whole_ms(row) for row in self.may() if not fleet.columns.decodes[row]]
-        self.answering_dearer = max(each for each in lone if each < 4 * min(lone)) / min(lone) if lone else 1.0
+        ratio = max(each for each in lone if each < 4 * min(lone)) / min(lone) if lone else 1.0
+        self.answering_dearer = ratio if ratio > 1.5 else 1.0
         self.least = min((self._prompt(row) * self._time_worth(row) for row in self.may()), default=0.0)
         self.rows = {view.row: self._row(view.row) for view in fleet}
 

@@ -73,6 +73,9 @@ class Saturation(ABC):
 ILL: Final = 4.0
 """An A100 takes 2.3 to 3.0 times as long for a prompt as an H100 (256 to 16,384 tokens, shipped costs of an 8B model).
 More than four times as long is taken to be an engine that is not well. Chosen; no other value was tried."""
+UNLIKE: Final = 1.5
+"""Instances whose times for a prompt differ by less are taken to be alike: learned times of equal ones differ as well.
+Chosen; no other value was tried."""
 
 
 class Figures:
@@ -169,11 +172,13 @@ class Figures:
 
 
 def slowest_over_quickest(whole_ms: Sequence[float]) -> float:
-    """How many times longer the slowest of these instances takes for a prompt than the quickest, those left out that
-    take `ILL` times as long as the quickest: one that is slow for a while says nothing of the others.
+    """How many times longer the slowest of these instances takes for a prompt than the quickest; 1: they are alike, as
+    far as is known. Those that take `ILL` times as long are left out: one that is slow for a while says nothing of the
+    others.
     """
     least_ms = min(whole_ms, default=0.0)
-    return max([ms for ms in whole_ms if ms < ILL * least_ms]) / least_ms if least_ms > 0.0 else 1.0
+    found = max([ms for ms in whole_ms if ms < ILL * least_ms]) / least_ms if least_ms > 0.0 else 1.0
+    return found if found > UNLIKE else 1.0
 
 
 class RowTimes:
