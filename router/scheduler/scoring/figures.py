@@ -74,8 +74,8 @@ ILL: Final = 4.0
 """An A100 takes 2.3 to 3.0 times as long for a prompt as an H100 (256 to 16,384 tokens, shipped costs of an 8B model).
 More than four times as long is taken to be an engine that is not well. Chosen; no other value was tried."""
 UNLIKE: Final = 1.5
-"""Instances whose times for a prompt differ by less are taken to be alike: learned times of equal ones differ as well.
-Chosen; no other value was tried."""
+"""Two instances are taken to be alike if their times for a prompt differ by less: learned times of equal instances
+differ as well. Chosen; no other value was tried."""
 
 
 class Figures:
@@ -157,6 +157,20 @@ class Figures:
             return 0.0
         found = self.fleet.ready_for(self.wanted)
         return MISS * self.wanted.urgency / max(1, len(found.prefills) or len(found.any))
+
+    def answers_dearer(self) -> float:
+        """How much dearer a millisecond is to requests that wait where answers are made as well: as much as the slowest
+        instance that only computes prompts is slower than the quickest. Otherwise a quick instance that decodes would
+        come before a slow one that has nothing else to do.
+        """
+        step_model, able = self.fleet.inflight.step_model, self.fleet.ready_for(self.wanted).any
+        rows = able[~self.fleet.columns.decodes[able]]
+        if len(rows) > _ONE_BY_ONE:
+            whole: Floats = step_model.column("prefill_factor") * step_model.of_prompt(self.tokens)[0]
+            return slowest_over_quickest(whole[rows].tolist())
+        by_kind, among = step_model.of_prompt_by_make(self.tokens), rows.tolist()
+        speeds = [step_model.rows[row] for row in among]
+        return slowest_over_quickest([speed.prefill_factor * by_kind[speed.kind][0] for speed in speeds])
 
     def held(self, chunks: int) -> int:
         """The prompt's tokens in `chunks` chunks. Its last token is always computed."""

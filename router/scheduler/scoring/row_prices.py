@@ -22,7 +22,7 @@ from router.core.events import PrefixSource
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.scoring.budget import MISS, NEAR, OWN, OWN_MISSED, RAMP, missed_one
-from router.scheduler.scoring.figures import Figures, RowTimes, Saturation, slowest_over_quickest
+from router.scheduler.scoring.figures import Figures, RowTimes, Saturation
 from router.scheduler.scoring.shortlist import Shortlist, listed
 
 FEW: Final = 64
@@ -41,7 +41,10 @@ _DECODE: Final = 2
 
 
 class RowPrices(Figures):
-    """One formula a method, for some rows at a time. Lists are by position, as in `RowTimes`."""
+    """One formula a method, for some rows at a time. Lists are by position, as in `RowTimes`.
+
+    Longer than 250 lines, as every price of a row is one more short formula of the same lists.
+    """
 
     def __init__(self, fleet: FleetSnapshot, wanted: Wanted, saturation: Saturation | None, few: int = FEW) -> None:
         """`few`: up to this number of rows, all are priced."""
@@ -127,26 +130,18 @@ class RowPrices(Figures):
 
     def _delay_waiting(self, rows: Sequence[int], begin: int) -> None:
         """Add the cost to requests that wait in the router, of the prompt's work beyond the least at any instance."""
-        able, shortlist = self.fleet.ready_for(self.wanted).any, self._shortlist
-        if not len(able):
+        able: list[int] = self.fleet.ready_for(self.wanted).any.tolist()
+        if not able:
             return
-        prompt, decodes = self._times.prompt, self.fleet.columns.decodes
-        if shortlist is not None:
-            dearer, least_ms = shortlist.dearer, shortlist.least_work_ms()
+        prompt, decodes, shortlist = self._times.prompt, self.fleet.columns.decodes, self._shortlist
+        dearer = self.answers_dearer() if shortlist is None else shortlist.dearer
+        if shortlist is None:
+            least_ms = min([prompt[row] * (dearer if decodes.item(row) else 1.0) for row in able])
         else:
-            among: list[int] = able.tolist()
-            dearer = self._dearer(among)
-            least_ms = min([prompt[row] * (dearer if decodes.item(row) else 1.0) for row in among])
+            least_ms = float(shortlist.work()[able].min())
         for at, row in enumerate(rows, begin):
             work_ms = prompt[at] * dearer if decodes.item(row) else prompt[at]
             self._prefill[at] += self._delay_price * max(0.0, work_ms - least_ms)
-
-    def _dearer(self, able: list[int]) -> float:
-        """In a small fleet: how much dearer a millisecond is where answers are made (`Shortlist.dearer`)."""
-        step_model, decodes = self.fleet.inflight.step_model, self.fleet.columns.decodes
-        by_kind, speeds = step_model.of_prompt_by_make(self.tokens), step_model.rows
-        whole = [speeds[row].prefill_factor * by_kind[speeds[row].kind][0] for row in able if not decodes.item(row)]
-        return slowest_over_quickest(whole)
 
     def _push_over(self, rows: Sequence[int], begin: int) -> None:
         """Add the cost of targets of answers there that would be missed because of one more answer."""

@@ -16,7 +16,7 @@ import numpy as np
 from router.core.arrays import Bools, Floats, Ints
 from router.predict.prefix_cache import rows_of
 from router.scheduler.scoring.budget import OWN, OWN_MISSED, RAMP
-from router.scheduler.scoring.figures import COPY_MS_MAX, LOOSE, Figures, slowest_over_quickest
+from router.scheduler.scoring.figures import COPY_MS_MAX, LOOSE, Figures
 
 LISTED: Final = 12
 """Rows that are priced of those that are asked for; four are wanted of each kind (`workload.K`)."""
@@ -121,25 +121,14 @@ class Shortlist:
 
     @property
     def dearer(self) -> float:
-        """How much dearer a millisecond is to requests that wait where answers are made as well: as much as the slowest
-        instance that only computes prompts is slower than the quickest, 1 where they are alike. Otherwise a quick
-        instance that decodes would come before a slow one that has nothing else to do.
-        """
+        """`Figures.answers_dearer`, computed once."""
         if self._dearer == 0.0:
-            of, step_model = self._of, self._of.fleet.inflight.step_model
-            able = of.fleet.ready_for(of.wanted).any
-            rows = able[~of.fleet.columns.decodes[able]]
-            whole: Floats = step_model.column("prefill_factor") * step_model.of_prompt(of.tokens)[0]
-            self._dearer = slowest_over_quickest(whole[rows].tolist())
+            self._dearer = self._of.answers_dearer()
         return self._dearer
 
     def work(self) -> Floats:
         """The prompt's time, in ms, by row: that of instances where answers are made `dearer` times."""
         return np.where(self._of.fleet.columns.decodes[: len(self.prompt)], self.prompt * self.dearer, self.prompt)
-
-    def least_work_ms(self) -> float:
-        """The least `work` of any instance. There is at least one."""
-        return float(self.work()[self._of.fleet.ready_for(self._of.wanted).any].min())
 
     def _paid_by_others(self, used: Floats) -> Floats:
         """The part of the prompt's time that other requests are charged for, by row (`RowTimes.copy`).
