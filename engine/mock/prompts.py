@@ -65,13 +65,13 @@ def prompted(pieces: Sequence[Ids], block_size: int, *, salt: str = "", seed: in
 
 def _beginnings(raws: Sequence[bytes], block_size: int, salt: str) -> tuple[list[int], list[_Beginning]]:
     """The keys of all ids before each piece, and before the end; and what names the text up to each piece's end."""
-    hasher, ends = blake2b(digest_size=8), []
+    hasher, lengths = blake2b(digest_size=8), list[int]()
     keys, found = [_key(hasher.digest())], []
     for raw in raws:
         hasher.update(raw)
         keys.append(_key(hasher.digest()))
-        ends.append(len(raw))
-        found.append((block_size, salt, keys[-1], tuple(ends)))
+        lengths.append(len(raw))
+        found.append((block_size, salt, keys[-1], tuple(lengths)))
     return keys, found
 
 
@@ -172,7 +172,7 @@ class _Known:
 
 
 _KNOWN: Final = _Known(500_000)
-"""Some 50 MB."""
+"""A segment takes about 100 bytes, and the beginnings of one chat share theirs."""
 
 
 def _key(digest: bytes) -> int:
