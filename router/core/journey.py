@@ -135,8 +135,9 @@ PATIENCE_S = 1.0
 """Seconds for which an unwanted prefill leg may still run before P is told to abort it.
 
 Measured on vLLM 0.32: if an abort (or a closed connection) arrives as the step ends, the answer is "abort" although the
-engine holds the blocks. The router never learns the name of that hold (4 of 62 aborts within a 50 ms prefill). A leg
-that ends by itself names its hold, which is then released exactly. Only for long legs is an abort worth that risk.
+engine holds the blocks (4 of 62 aborts within a 50 ms prefill). The answer does not name that hold. An engine with
+Baton's connector gives it up by the router's own name for it; another keeps it until its lease ends. A leg that ends by
+itself names its hold, which is then released exactly. Only for long legs is an abort worth that risk.
 """
 
 CANCEL_WAIT_S = 30.0

@@ -222,11 +222,12 @@ class Prefilling(PrefillOwner):
             leg.forgo()
 
     def cancel(self, instance: InstanceId) -> None:
-        """Ask P to abort its leg, and give up the hold that the leg may pull."""
+        """Ask P to abort its leg. Give up the leg's hold, and the one that the leg may pull."""
         leg = self._legs.get(instance)
-        if leg is not None:
-            leg.leave_source()
-        self._parts.tasks.spawn(self._releases().cancel_prefill(instance), f"abort-{self._request.id}")
+        if leg is None:
+            return  # it has ended meanwhile
+        leg.leave_source()
+        self._parts.tasks.spawn(self._releases().cancel_prefill(instance, leg.attempt), f"abort-{self._request.id}")
 
     def outlast(self, instance: InstanceId) -> None:
         """Another leg has answered: let this one end by itself, if it was sent."""

@@ -48,7 +48,7 @@ class Releases:
             await self.give_up(leg.instance, leg.attempt)
             return
         if not done and self.parts.view.knows(leg.instance):
-            await self.cancel_prefill(leg.instance)
+            await self.cancel_prefill(leg.instance, leg.attempt)
         await self.see_out(leg, j.CANCEL_WAIT_S)
 
     async def see_out(self, leg: PrefillLeg, wait_s: float) -> None:
@@ -64,13 +64,16 @@ class Releases:
         finally:
             leg.cut()
 
-    async def cancel_prefill(self, instance: InstanceId) -> None:
-        """Ask P to abort the leg, by vLLM's own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat."""
+    async def cancel_prefill(self, instance: InstanceId, attempt: int) -> None:
+        """Ask P to abort the leg, by vLLM's own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat. Then give
+        its hold up by the router's name for it: an engine may answer "abort", and hold the blocks (`j.PATIENCE_S`).
+        """
         engine_id = f"chatcmpl-{self.request.id}" if self.request.path == CHAT else f"cmpl-{self.request.id}-0"
         if not self.parts.view.knows(instance):
             return
         target = self.parts.view.get(instance).instance
         await self.parts.engines.upstream.abort(target, (engine_id,), self.headers)
+        await self.give_up(instance, attempt)
 
     async def release(self, via: InstanceId, transfer: wire.TransferFields, holder: PrefillLeg) -> j.Event:
         """Give this hold up by its name; else make D tell P to free it, or, if D does not answer, another instance."""

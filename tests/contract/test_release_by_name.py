@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 from support.fake_engine import FakeEngine
 from support.fleet import Starter, eventually
 
 from cluster import wire
+from router.core import journey
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 GREEDY = {**PROMPT, "temperature": 0}
@@ -57,6 +60,32 @@ async def test_a_hold_is_released_at_p_or_through_d_where_p_refuses(start: Start
     assert body["kv_transfer_params"][wire.TRANSFER].startswith(f"{prefill.named[0]}/")
     through_d = [body for _, body in decode.bodies if body.get("model") == wire.RELEASE_MODEL]
     assert bool(through_d) == (status != 200)
+
+
+async def test_a_hold_that_an_aborted_legs_answer_does_not_name_is_released(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An abort that arrives as the prompt's step ends: the answer is "abort", and the engine holds the blocks."""
+    monkeypatch.setattr(journey, "PATIENCE_S", 0.05)
+    fleet = await start()
+    prefill = fleet.engines["prefill-0"]
+    prefill.hold_leg = asyncio.Event()
+
+    async def holds_too(request: web.Request, body: dict[str, Any]) -> web.StreamResponse | None:
+        if (body.get("kv_transfer_params") or {}).get("do_remote_decode"):
+            prefill.holds[body["kv_transfer_params"][wire.TRANSFER]] = {}
+        return None
+
+    async def release(engine: FakeEngine, request: web.Request, raw: bytes) -> web.Response:
+        assert request.path == wire.RELEASE_PATH
+        engine.holds.pop(json.loads(raw)["kv_transfer_params"][wire.TRANSFER])
+        return web.json_response({"ok": True})
+
+    prefill.behave, prefill.behave_elsewhere = holds_too, release
+    with pytest.raises(TimeoutError):
+        await fleet.post("/v1/completions", json=PROMPT, timeout=aiohttp.ClientTimeout(total=0.1))
+    await eventually(lambda: prefill.aborted == [f"cmpl-{prefill.named[0]}-0"], "the leg is aborted")
+    await eventually(lambda: fleet.held == 0, "the hold is released")
 
 
 async def test_an_engine_with_vllms_own_connector_is_not_asked_to_release(start: Starter) -> None:

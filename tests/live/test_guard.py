@@ -63,7 +63,7 @@ def assert_unharmed(cluster: Cluster, stranger: socket.socket) -> None:
     """No engine connected out, nothing is held, all engines are ready, and requests are handed over."""
     with pytest.raises(BlockingIOError):
         stranger.accept()
-    within(5.0, cluster.idle)
+    within(5.0, cluster.idle, cluster.loads)
     before = cluster.pulled()
     prompt = f"[{time.monotonic_ns()}] A fresh prompt, unknown to any cache."
     body = {"model": cluster.model, "prompt": prompt, "max_tokens": 4, "temperature": 0}

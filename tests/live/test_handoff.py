@@ -94,7 +94,7 @@ def test_a_router_as_it_starts_gives_one_engines_tokens(cluster: Cluster) -> Non
             assert (got["text"], got["finish_reason"]) == (expected["text"], expected["finish_reason"])
             told = stream(f"{front.endpoint}/v1/completions", body)
             assert told == (expected["text"], expected["finish_reason"], expected["token_ids"])
-    within(2.0, cluster.idle)
+    within(2.0, cluster.idle, cluster.loads)
 
 
 QUESTIONS = ["What is Baton?", "hello", "Tell me a story.", "Write café five times.", "Send me a smile.",
@@ -128,7 +128,7 @@ def test_chat_equals_one_engines(cluster: Cluster, question: str, max_tokens: in
     if question == "Say nothing.":
         assert text == ""
         assert reason == "stop"
-    assert within(2.0, cluster.idle) < 2.0, "nothing stays held"
+    assert within(2.0, cluster.idle, cluster.loads) < 2.0, "nothing stays held"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -141,7 +141,7 @@ def test_one_token_is_answered_by_prefill(cluster: Cluster, path: str) -> None:
     assert answer["usage"]["completion_tokens"] == 1
     assert answer["kv_transfer_params"] is None
     assert cluster.pulled() == before
-    within(2.0, cluster.idle)
+    within(2.0, cluster.idle, cluster.loads)
 
 
 def test_usage_in_a_stream(cluster: Cluster) -> None:
