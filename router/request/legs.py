@@ -61,8 +61,10 @@ class PrefillOwner(ABC):
         """The journey's event for a broken leg."""
 
     @abstractmethod
-    def prefill_over(self, leg: PrefillLeg) -> None:
-        """The leg's place is free again, however the leg ended."""
+    def prefill_over(self, leg: PrefillLeg, *, unclear: bool) -> None:
+        """The leg's place is free again, however the leg ended. `unclear`: the engine had it, and nothing says whether
+        it holds blocks.
+        """
 
     @abstractmethod
     def prefill_said(self, leg: PrefillLeg, said: PrefillSaid | j.Lost | j.Refused) -> None:
@@ -169,7 +171,7 @@ class PrefillLeg(CollectedAnswer):
         if http is not None:
             http.close()
         if http is not None or source is not None:
-            self._owner.prefill_over(self)
+            self._owner.prefill_over(self, unclear=http is not None)
 
     def leave_source(self) -> None:
         """A leg that was sent is not wanted any more: give up the hold that it may pull."""
@@ -195,7 +197,7 @@ class PrefillLeg(CollectedAnswer):
         source, self.source = self.source, None
         if source is not None and not (isinstance(told, PrefillSaid) and told.answer.status == 200):
             source.close()  # the hold may not have been pulled; a pull that has ended has released it already
-        self._owner.prefill_over(self)
+        self._owner.prefill_over(self, unclear=isinstance(told, j.Lost) and not told.untouched)
         self._told = told
         if self._said is not None:
             self._said.set_result(told)

@@ -107,11 +107,15 @@ class Prefilling(PrefillOwner):
         """The journey's event for a broken leg."""
         return self._words.lost(instance, lost)
 
-    def prefill_over(self, leg: PrefillLeg) -> None:
-        """The leg's place is free again, however the leg ended."""
+    def prefill_over(self, leg: PrefillLeg, *, unclear: bool) -> None:
+        """The leg's place is free again, however the leg ended. `unclear`: the engine had it, and nothing says whether
+        it holds blocks: the hold is given up.
+        """
         try:
             self._parts.losses.unwatch(leg.instance, leg)
             self._parts.dispatch.leg_ended(leg.instance)
+            if unclear:
+                self._give_up(leg)
         except Exception:  # the place is given to another request: this one continues
             logger.exception(BUG, self._request.label)
 
@@ -145,6 +149,8 @@ class Prefilling(PrefillOwner):
         if not isinstance(fields, dict):
             if newest:
                 self._scheduled.prompt_over(done=False)
+            if isinstance(said, PrefillSaid) and isinstance(fields, j.Lost):
+                self._give_up(leg)
             return msgspec.structs.replace(fields, by=leg.instance)
         assert isinstance(said, PrefillSaid)
         self.producer = leg
@@ -155,6 +161,8 @@ class Prefilling(PrefillOwner):
         # An older leg's own times began before the stage that it ends: they are left out.
         self._trace.prefilled(said.at, reason, fields if newest else {**fields, "metrics": None})
         transfer = self._transfer_in(fields)
+        if transfer is None and reason not in j.PREFILLED:
+            self._give_up(leg)
         not_first = self._not_first(leg, transfer, fields)
         seed, pinned = self._seeding.read(fields, not_first)
         if seed is not None or pinned is not None:
@@ -222,18 +230,23 @@ class Prefilling(PrefillOwner):
             leg.forgo()
 
     def cancel(self, instance: InstanceId) -> None:
-        """Ask P to abort its leg. Give up the leg's hold, and the one that the leg may pull."""
+        """Ask P to abort its leg, and give up the hold that the leg may pull."""
         leg = self._legs.get(instance)
-        if leg is None:
-            return  # it has ended meanwhile
-        leg.leave_source()
-        self._parts.tasks.spawn(self._releases().cancel_prefill(instance, leg.attempt), f"abort-{self._request.id}")
+        if leg is not None:
+            leg.leave_source()
+        self._parts.tasks.spawn(self._releases().cancel_prefill(instance), f"abort-{self._request.id}")
 
     def outlast(self, instance: InstanceId) -> None:
         """Another leg has answered: let this one end by itself, if it was sent."""
         leg = self._legs.pop(instance)
         if not leg.forgo():
             self._parts.tasks.spawn(self._releases().outlast(leg), f"release-{self._request.id}")
+
+    def _give_up(self, leg: PrefillLeg) -> None:
+        """A leg has ended, and no answer of it names a hold. Its engine may hold blocks nevertheless (`j.PATIENCE_S`):
+        give them up by the router's own name.
+        """
+        self._parts.tasks.spawn(self._releases().give_up(leg.instance, leg.attempt), f"give-up-{self._request.id}")
 
     def release(self, effect: j.Release) -> None:
         """Give the hold up in a task of its own."""

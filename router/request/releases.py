@@ -39,16 +39,14 @@ class Releases:
 
     async def outlast(self, leg: PrefillLeg) -> None:
         """Another leg is used: this one may still end by itself (`j.PATIENCE_S`), then P is asked to abort it. A leg
-        with a source is cut off instead, as the same P may have the other leg, and an abort would end both. The hold
-        that it might leave is given up by its name.
+        with a source is cut off instead, as the same P may have the other leg, and an abort would end both.
         """
         done, _ = await asyncio.wait({leg.said()}, timeout=j.PATIENCE_S)
         if not done and leg.source is not None:
             leg.cut()
-            await self.give_up(leg.instance, leg.attempt)
             return
         if not done and self.parts.view.knows(leg.instance):
-            await self.cancel_prefill(leg.instance, leg.attempt)
+            await self.cancel_prefill(leg.instance)
         await self.see_out(leg, j.CANCEL_WAIT_S)
 
     async def see_out(self, leg: PrefillLeg, wait_s: float) -> None:
@@ -58,22 +56,23 @@ class Releases:
         try:
             done, _ = await asyncio.wait({leg.said()}, timeout=wait_s)
             said = leg.said().result() if done else None
-            transfer = hold_in(said.answer) if isinstance(said, PrefillSaid) else None
+            if not isinstance(said, PrefillSaid) or said.answer.status != 200:
+                return
+            transfer = hold_in(said.answer)
             if transfer is not None:
                 await self.release(InstanceId(""), transfer, leg)
+            else:
+                await self.give_up(leg.instance, leg.attempt)
         finally:
             leg.cut()
 
-    async def cancel_prefill(self, instance: InstanceId, attempt: int) -> None:
-        """Ask P to abort the leg, by vLLM's own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat. Then give
-        its hold up by the router's name for it: an engine may answer "abort", and hold the blocks (`j.PATIENCE_S`).
-        """
+    async def cancel_prefill(self, instance: InstanceId) -> None:
+        """Ask P to abort the leg, by vLLM's own ids: ``cmpl-ID-0`` for completions, ``chatcmpl-ID`` for chat."""
         engine_id = f"chatcmpl-{self.request.id}" if self.request.path == CHAT else f"cmpl-{self.request.id}-0"
         if not self.parts.view.knows(instance):
             return
         target = self.parts.view.get(instance).instance
         await self.parts.engines.upstream.abort(target, (engine_id,), self.headers)
-        await self.give_up(instance, attempt)
 
     async def release(self, via: InstanceId, transfer: wire.TransferFields, holder: PrefillLeg) -> j.Event:
         """Give this hold up by its name; else make D tell P to free it, or, if D does not answer, another instance."""
