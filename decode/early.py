@@ -5,7 +5,8 @@ An early leg names the instance that computes its prompt, and the name of the ho
 
 1. it becomes an ordinary pull when its own producer, and no other engine, says that the hold is there;
 2. it is computed here if that producer is not known, is lost, or is set aside, and after `WAIT_S_MAX`: no leg waits
-   for ever, even if its router is gone. While one pull tests a producer that was set aside, the leg waits. A leg that
+   for ever, even if its router is gone. vLLM also computes a leg that wants its prompt's log probabilities, whatever
+   its connector says. While one pull tests a producer that was set aside, the leg waits. A leg that
    is computed here is not pinned: if its answer begins with another token than the one of P that the client has, the
    router sends another decode leg (`router.request.reply`);
 3. while it waits, no block is reserved for it: a leg that ends is only removed from the list. Where reading early pays
@@ -68,7 +69,7 @@ class EarlyCause(StrEnum):
     TOLD_LATE = "told late"
     """As `TOLD`, after the producer's answer, which says that no engine was told."""
     SCHEDULED = "scheduled"
-    """The engine computes the leg's first step: its pull is over."""
+    """The engine computes the leg's first step: its pull is over, or the engine does not wait for one."""
     PRODUCER_LOST = "producer lost"
     """Its producer is not introduced any more, cannot be asked, or is set aside."""
     TIME_UP = "time up"
@@ -95,6 +96,7 @@ EARLY_ROWS: Table[EarlyState, EarlyCause, EarlyAct] = {
         EarlyCause.TOLD_LATE: TransitionRow(EarlyState.LATE, (EarlyAct.PULL,)),
         EarlyCause.PRODUCER_LOST: TransitionRow(EarlyState.LOCAL, (EarlyAct.COMPUTE,)),
         EarlyCause.TIME_UP: TransitionRow(EarlyState.LOCAL, (EarlyAct.COMPUTE,)),
+        EarlyCause.SCHEDULED: TransitionRow(EarlyState.LOCAL, (EarlyAct.COMPUTE,)),
         EarlyCause.FINISHED: TransitionRow(EarlyState.OVER),
     },
     EarlyState.READING: {

@@ -17,6 +17,8 @@ from kvtransfer.hold_marks import Slot, slot_in
 NAME_CHARS_MAX: Final = 256
 """A TransferId is a request's id (128 characters), an attempt and an epoch."""
 
+_NAMES_HOLD: Final = ("remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port")
+
 
 @dataclass(frozen=True, slots=True)
 class PullFields:
@@ -61,6 +63,13 @@ def pull_in(fields: object) -> PullFields | str:
     if slot is None:
         return "nothing would confirm that the hold outlived our read"
     return PullFields(engine, request, tokens, blocks, slot)
+
+
+def names_hold(fields: Mapping[str, Any]) -> bool:
+    """Whether a decode leg's fields name a hold and its address, so that vLLM can tell the producer that it is not
+    wanted. vLLM reads these fields without a look, and a missing one would end the engine.
+    """
+    return all(fields.get(name) is not None for name in _NAMES_HOLD)
 
 
 def other_adapter(fields: object, mine: str | None) -> str:

@@ -115,6 +115,15 @@ def test_a_hold_that_comes_while_its_prompt_is_computed_here_is_declined_once() 
     assert legs.counts["early holds declined"] == 1 and legs.counts["early notices ignored"] == 2
 
 
+def test_a_leg_that_the_engine_computes_while_it_waits_declines_its_hold() -> None:
+    """vLLM computes a request that wants its prompt's log probabilities, though the connector says that it waits."""
+    legs = EarlyLegs()
+    legs.opened("r", "n", P, 0.0)
+    legs.scheduled("r")
+    assert not legs.waits("r", 0.0) and (legs.waiting, legs.untold) == (0, 1)
+    assert legs.told(P, ready()) == [] and legs.take_given_back() == [("r", ready())]
+
+
 def test_an_aborted_leg_is_forgotten_and_a_late_notice_changes_nothing() -> None:
     legs = EarlyLegs()
     legs.opened("r", "n", P, 0.0)

@@ -31,7 +31,7 @@ from engine.vllm.connector.served import number_format, rank_in, reads_peers
 from engine.vllm.connector.vouched import VouchedPrompts
 from engine.vllm.weights import adapter_marks, adapter_of
 from kvtransfer.asks import door_of
-from kvtransfer.fields import handed_over, held_in, name_in, other_adapter, pull_in, sane
+from kvtransfer.fields import handed_over, held_in, name_in, names_hold, other_adapter, pull_in, sane
 from kvtransfer.hold_marks import FIELD, SLOTS, Slots, slot_in
 from kvtransfer.span import pull_span
 from prefill.holds import Holds
@@ -165,11 +165,16 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         mine = request.request_id
         self._pulls.finished(mine)
         self._early.finished(mine)
+        _tells_nobody(request)
         if not _holds(request):
             passed: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
             return passed
         wanted = self._holds.wanted(mine) and self._sources.ended(request)
-        held, fields = super().request_finished(request, block_ids) if wanted else (False, None)
+        if wanted or request.kv_transfer_params.get("do_remote_prefill"):  # its own pull has not begun: vLLM tells P
+            held, fields = super().request_finished(request, block_ids)
+        else:
+            held, fields = False, None
+            self._stop_heartbeat(mine)
         if self._vouched is not None:
             self._vouched.end(mine)
         if not held or fields is None:
@@ -195,14 +200,14 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: Any) -> BatonMetadata:
         """vLLM's metadata, with what has come in since the last step."""
         patient = self._rest(scheduler_output)
+        for new in scheduler_output.scheduled_new_reqs:  # before a notice may make one of them a pull
+            self._early.scheduled(new.req_id)
+            if self._holds.wanted(new.req_id):
+                self._early.began(new.req_id, new.num_computed_tokens)
         if self._early.speaks or self._holds.any:  # nothing else is spoken of in notices
             self._hear()
         self._early.ask()
         self._early.report_cached()
-        for new in scheduler_output.scheduled_new_reqs:
-            self._early.scheduled(new.req_id)
-            if self._holds.wanted(new.req_id):
-                self._early.began(new.req_id, new.num_computed_tokens)
         for given_back in self._early.take_given_back():  # only a notice, as of an aborted leg
             self._reqs_need_recv[given_back.request_id] = (given_back, [], (), False)
         meets = reads_peers(self.vllm_config.kv_transfer_config)
@@ -301,6 +306,13 @@ def _unpinned(request: Any, adapters: Adapters) -> bool:
     logger.warning("%s: its first token is of another adapter, and is not pinned", request.request_id)
     del fields[FIRST_TOKEN]  # the sampling parameters share this mapping
     return True
+
+
+def _tells_nobody(request: Any) -> None:
+    """A leg that ends before its pull, with fields that name no hold: vLLM shall not tell the producer."""
+    fields = request.kv_transfer_params
+    if isinstance(fields, dict) and fields.get("do_remote_prefill") and not names_hold(fields):
+        fields["do_remote_prefill"] = False
 
 
 def _pulled(request: Any, local: list[int], cached: int, block_size: int) -> list[int]:
