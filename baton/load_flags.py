@@ -178,15 +178,21 @@ def add_result(group: Any) -> None:
 # flags' values
 
 
+WHOLE_MAX = 10**15
+"""The largest whole number of a flag: it has room to be multiplied in 64 bits."""
+
+
 def _whole(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text} must be a whole number, 1 or more")
-    return int(text)
+    return _number(text, 1)
 
 
 def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} must be a whole number, 0 or more")
+    return _number(text, 0)
+
+
+def _number(text: str, least: int) -> int:
+    if not text.isdecimal() or not least <= int(text[:20]) <= WHOLE_MAX:
+        raise argparse.ArgumentTypeError(f"{text} must be a whole number, {least} or more, up to {WHOLE_MAX:,}")
     return int(text)
 
 

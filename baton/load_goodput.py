@@ -24,6 +24,7 @@ from loadgen.record import Record
 from loadgen.replay import RunningLoad, Sending
 from loadgen.report import CPU_SHARE, LATE_MS, Targets, met, sender_limit, spread_ms
 from loadgen.search import WINDOW, Aim, RunTrial, Search, SearchFinished, StopSearch, TrialDone, TrialTick, Try
+from loadgen.shaping import again
 
 FLAGS: Final = ("attainment", "precision", "repeats", "trial_s", "top_rate", "search_s")
 """Flags of a search alone, by their names in the parsed arguments."""
@@ -101,7 +102,6 @@ class _Shell:
         self._sender: Sender = sender_of(args, url)
         self._loads = loads
         self._stopped = False
-        self._trial = 0
 
     def stop(self) -> None:
         """End the search with the result so far; the trial under way does not count."""
@@ -130,8 +130,12 @@ class _Shell:
         return effects[0]
 
     async def _try(self, trial: RunTrial, began: float) -> Try | None:
-        """Run one trial; None if it does not count: time ran out in it, or the search was stopped."""
-        arrivals = self._loads.load(trial.repeat, trial.requests, trial.rate)
+        """Run one trial; None if it does not count: time ran out in it, or the search was stopped. Its texts are new:
+        a server that has cached those of the trial before would seem to be faster.
+        """
+        arrivals = again(self._loads.load(trial.repeat, trial.requests, trial.rate), trial.number)
+        asking = self._sending.asking
+        sending = replace(self._sending, asking=replace(asking, salt=f"{asking.salt} {trial.number}"))
         judge = _Judge(arrivals, self._targets, self.search.aim.attainment, self._sender)
         ends = self.search.next_wakeup()
 
@@ -142,8 +146,7 @@ class _Shell:
             judge.tick(load)
             self._show(trial, load)
 
-        self._trial = trial.number
-        sent = await self._sender.send(arrivals, self._sending, judge.take, tick)
+        sent = await self._sender.send(arrivals, sending, judge.take, tick)
         await asyncio.sleep(SETTLE_S)
         if judge.out_of_time or self._stopped:
             return None
@@ -179,6 +182,7 @@ class _Judge:
         self._may_miss = math.floor((1 - share) * self._counted + 1e-9)
         self._targets, self._sender = targets, sender
         self._missed = self._missed_sent = self._overdue = 0
+        self._last_end_s, self._alone = -math.inf, True
         self._late_s: list[float] = []
         self._cut = False
         self.out_of_time = False
@@ -187,6 +191,8 @@ class _Judge:
         """Take the record of a request that has ended."""
         if self._cut:
             return
+        self._alone = self._alone and record.sent_s >= self._last_end_s
+        self._last_end_s = max(self._last_end_s, record.end_s)
         self._late_s.append(record.sent_s - record.at_s)
         if self._window.pop(record.request, None) is not None:
             self._missed += not met(record, self._targets)
@@ -196,6 +202,7 @@ class _Judge:
         """End the trial when nothing in it can change the verdict any more."""
         if self._cut:
             return
+        self._alone = self._alone and load.open <= 1
         overdue = sum(load.elapsed_s > deadline_s for deadline_s in self._window.values())
         if not self._window or self._missed + overdue > self._may_miss:
             self._cut = True
@@ -212,6 +219,7 @@ class _Judge:
             counted=self._counted,
             attained=self._counted - len(self._window) - self._missed,
             whole=not self._window,
+            alone=self._alone,
             sender_late=self._spoilt(sent, holds=holds),
         )
 

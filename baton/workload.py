@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from baton.load_arrivals import ARRIVALS_MAX, SPAN_MAX_S, lengths_from
+from baton.load_flags import WHOLE_MAX
 from baton.output import say
 from cluster.errors import UsageError
 from cluster.spec.reader import value_in
@@ -116,8 +117,8 @@ def _prefixes(where: str, part: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _whole(where: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{where} is {value!r}: must be a whole number of {least} at least")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= WHOLE_MAX:
+        raise UsageError(f"{where} is {value!r}: must be a whole number of {least} at least, and {WHOLE_MAX:,} at most")
     return value
 
 

@@ -1,4 +1,6 @@
-"""Refuses results that would be written over each other, or over what a command reads."""
+"""Refuses, before a command begins its work, results that could not be written, or would be written over each other or
+over what the command reads.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,9 @@ from itertools import combinations
 from pathlib import Path
 
 from cluster.errors import UsageError
+
+PICTURES = (".png", ".svg", ".pdf")
+"""Endings of pictures: matplotlib knows their formats everywhere."""
 
 LIKE = "like:"
 """What `like:FILE` begins with, in flags that take a distribution or the lengths of a trace."""
@@ -31,6 +36,29 @@ def check_written(written: Mapping[str, Path | None], read: Iterable[tuple[str, 
         for other, kept in inputs:
             if _is_same(path, kept):
                 raise UsageError(f"{flag} {path} is the {other} itself, and would be overwritten")
+
+
+def check_folders(written: Mapping[str, Path | None]) -> None:
+    """Refuse results in folders that do not exist, and results that are folders. `written` as for `check_written`.
+
+    Raises:
+        UsageError: the message names the flag and the path.
+    """
+    for flag, path in written.items():
+        if path is not None and path.is_dir():
+            raise UsageError(f"{flag} {path} is a folder: name a file in it")
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
+
+
+def check_picture(flag: str, path: Path | None) -> None:
+    """Refuse the name of a picture whose ending is no format.
+
+    Raises:
+        UsageError: the message names the endings.
+    """
+    if path is not None and path.suffix not in PICTURES:
+        raise UsageError(f"{flag} {path}: name it {', '.join(PICTURES)}")
 
 
 def _is_same(one: Path, other: Path) -> bool:

@@ -42,6 +42,10 @@ PILOT_PRECISION: Final = 0.25
 LOWEST: Final = 1 / 1024
 """Lowest rate of the pilot, as a part of the first one: if that does not attain, no rate does."""
 
+ALONE_TRIES: Final = 2
+"""So many trials in a row in which each request was alone on the server, and which do not attain: no lower rate does.
+Two, since one may meet a moment in which something else happened. The trials down to `LOWEST` would take hours."""
+
 LOWEST_LATER: Final = 1 / 64
 """Lowest rate of a repeat, as a part of the pilot's result. Trials at low rates take long, so they must end."""
 
@@ -109,6 +113,8 @@ class Try(msgspec.Struct, frozen=True, kw_only=True):
     """Of those, the arrivals that met every target; if the trial ended early, of those known by then."""
     whole: bool = True
     """False: the trial ended early, because it could no longer hold."""
+    alone: bool = False
+    """Whether no two of its requests were open at once."""
     sender_late: str = ""
     """Why the trial shows the sender's limit and not the server's; empty: it shows the server's."""
 
@@ -280,7 +286,7 @@ class Search:
         now = self._bisection
         if now.done:
             return self._next_load()
-        if not now.held and now.failed <= self._lowest:
+        if not now.held and (now.failed <= self._lowest or self._misses_alone()):
             return self._attains_never()
         if now.held and self._ceiling <= now.held * (1 + self.aim.precision):
             return self._end(Limit.SENDER, self._why_late)
@@ -295,6 +301,13 @@ class Search:
             now.below(self._ceiling)
             rate = now.next_rate()
         return self._run(rate)
+
+    def _misses_alone(self) -> bool:
+        """Whether this load does not attain although each request is alone on the server."""
+        last = [each for each in self.tries if not each.sender_late][-ALONE_TRIES:]
+        return len(last) == ALONE_TRIES and all(
+            each.alone and not each.holds and each.repeat == self._repeat for each in last
+        )
 
     def _attains_never(self) -> tuple[Effect, ...]:
         """The end: this load attains at no rate."""

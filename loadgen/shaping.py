@@ -14,6 +14,13 @@ from loadgen.arrival import Arrival
 COPY_ID = 1 << 48
 """Added to a copy's block ids: copies share prefixes among themselves as the originals do, but not with originals."""
 
+AGAIN_ID = 1 << 56
+"""Added to the block ids of a load that is sent again, for each time: caches may hold the texts that were sent before.
+Above all copies' ids."""
+
+ID_END = 1 << 63
+"""Block ids are below this. After 128 times the ids of a load that is sent again begin anew."""
+
 
 def faster(arrivals: Iterable[Arrival], speed: float) -> Iterator[Arrival]:
     """Time runs `speed` times faster: rate × speed, duration ÷ speed, the shape of bursts kept."""
@@ -55,6 +62,19 @@ def _copy(arrival: Arrival, copy: int, at_s: float) -> Arrival:
         prefix=tuple(each + copy * COPY_ID for each in arrival.prefix),
         session=None if arrival.session is None else f"{arrival.session}#{copy}",
     )
+
+
+def again(arrivals: Iterable[Arrival], times: int) -> list[Arrival]:
+    """The load with other block ids than it had the other `times`, so that its prompts share prefixes among themselves
+    alone.
+    """
+    shift = times * AGAIN_ID
+    return [
+        msgspec.structs.replace(each, prefix=tuple((block + shift) % ID_END for block in each.prefix))
+        if each.prefix
+        else each
+        for each in arrivals
+    ]
 
 
 def window(arrivals: Iterable[Arrival], from_s: float = 0.0, until_s: float = math.inf) -> Iterator[Arrival]:

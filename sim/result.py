@@ -20,13 +20,13 @@ from loadgen.record import Record
 from loadgen.report import ClassAttainment, ErrorKind, LoadReport, Targets, spread_ms
 from sim.kernel import NS
 
-_FORMAT: Final = "<qqqqqiiiihhbbbbi"
+_FORMAT: Final = "<qqqqqiiiihhbhbbi"
 _SIZE: Final = struct.calcsize(_FORMAT)
 _FIELDS: Final = (
     ("at_ns", "<i8"), ("first_ns", "<i8"), ("second_ns", "<i8"), ("last_ns", "<i8"), ("end_ns", "<i8"),
     ("input_tokens", "<i4"), ("output_tokens", "<i4"), ("made_tokens", "<i4"), ("cached_tokens", "<i4"),
     ("prefill", "<i2"), ("decode", "<i2"),
-    ("outcome", "i1"), ("slo_class", "i1"), ("attempts", "i1"), ("flags", "i1"), ("status", "<i4"),
+    ("outcome", "i1"), ("slo_class", "<i2"), ("attempts", "i1"), ("flags", "i1"), ("status", "<i4"),
 )  # fmt: skip
 DTYPE: Final = np.dtype([(name, kind) for name, kind in _FIELDS])
 assert DTYPE.itemsize == _SIZE

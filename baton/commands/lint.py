@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 
 from baton.clusterfile import DEFAULT, read
-from baton.output import emit
+from baton.output import emit, say
 from cluster.errors import UsageError
 from cluster.spec import Parsed
 
@@ -25,13 +25,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every problem; 0 when there is no error."""
+    """Print every problem; 0 when there is no error.
+
+    Raises:
+        UsageError: a file cannot be read; all others were looked at.
+    """
     if args.vllm_args:
         raise UsageError("`baton lint` takes no vLLM flags")
-    files = [read(name) for name in args.files]
-    for parsed in files:
+    unread: list[UsageError] = []
+    errors = 0
+    for name in args.files:
+        try:
+            parsed = read(name)
+        except UsageError as error:  # the other files are looked at all the same
+            unread.append(error)
+            continue
+        errors += len(parsed.errors)
         _show_json(parsed) if args.json else _show(parsed)
-    return 1 if any(parsed.errors for parsed in files) else 0
+    for error in unread[:-1]:
+        say(str(error))
+    if unread:
+        raise unread[-1]
+    return 1 if errors else 0
 
 
 def _show(parsed: Parsed) -> None:

@@ -46,7 +46,7 @@ from baton.load_run import LoadDone, Out, send
 from baton.load_view import print_goodput, print_report, print_summary
 from baton.output import emit, say
 from baton.unused_flags import refuse_given
-from baton.written import check_written
+from baton.written import check_folders, check_picture, check_written
 from cluster.errors import UsageError
 from loadgen.http import LoadConnections
 from loadgen.report import as_json
@@ -83,11 +83,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--token-ids needs completions: chat takes text only")
     if args.plot is not None or args.html is not None:
         need_matplotlib("--plot" if args.plot is not None else "--html")
-    for flag, path in (("--plot", args.plot), ("--html", args.html)):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
-    pool = None if args.url is None else LoadConnections(args.url)
     written = {"--out": args.out, "--html": args.html, "--plot": args.plot}
+    check_folders(written)
+    check_picture("--plot", args.plot)
+    pool = None if args.url is None else LoadConnections(args.url)
     read = ("trace", "input_tokens", "output_tokens", "faults", "api_key_file")
     check_written(written, [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in read])
     if args.find_goodput:
@@ -112,6 +111,9 @@ def _refuse_unused(args: argparse.Namespace) -> None:
         refuse_given(args, ["target", "cluster"], "says where faults find instances: give --fault or --faults")
     if args.dry_run:
         refuse_given(args, ["out", "html", "plot"], "writes the results of a load, and --dry-run sends none")
+    if args.senders > 1:
+        why = "counts the open requests of one process, and --senders makes several: leave one out"
+        refuse_given(args, ["max_concurrency"], why)
 
 
 def _dry_run(args: argparse.Namespace, load: PlannedLoad) -> int:
@@ -135,11 +137,11 @@ def _send(args: argparse.Namespace, url: str, load: PlannedLoad, faults: LoadFau
         emit({**as_json(report), "bad_rows": list(load.bad)})
     else:
         print_report(report)
-    if args.plot is not None:
-        plot(args.plot, done.records, report)
+    _list_bad(load)
     if args.html is not None:
         write_page(args.html, report_page(url, report, done.records, load.bad))
-    _list_bad(load)
+    if args.plot is not None:
+        plot(args.plot, done.records, report)
     if done.stopped:
         return 130
     if done.died:

@@ -38,6 +38,7 @@ from baton.plan_view import PlanProgress, as_json, show
 from baton.planning import EFFORT, OBJECTIVES, SearchResult, Task, goals_of, not_simulated, plan
 from baton.simulated import model_of, read_gpus
 from baton.workload import workload
+from baton.written import check_picture
 from cluster.errors import UsageError
 from cluster.spec import Parsed, Spec
 from costs.bounds import Least, least
@@ -174,8 +175,7 @@ def _check(args: argparse.Namespace) -> None:
     for (flag, path), (other, same) in combinations(written, 2):
         if path.absolute() == same.absolute():
             raise UsageError(f"{flag} and {other} name one file: {path}")
-    if args.plot is not None and args.plot.suffix not in PICTURES:
-        raise UsageError(f"--plot {args.plot}: name it {', '.join(PICTURES)}")
+    check_picture("--plot", args.plot)
     if args.html is not None or args.plot is not None:
         from baton.load_plots import need_matplotlib
 
@@ -207,9 +207,6 @@ def _decide_again(args: argparse.Namespace) -> int:
         same = "all as they were" if not found.different else f"{len(found.different)} otherwise"
         print(f"{found.events} events of {found.controllers} controllers decided again: {same}")
     return 1 if found.different else 0
-
-
-PICTURES = (".png", ".svg", ".pdf")
 
 
 UNUSED_BY_WORKLOADS: Mapping[str, float | None] = {

@@ -25,6 +25,7 @@ from baton.number_flags import above_zero
 from baton.output import say
 from baton.profile_view import ProfileProgress, misfits, notes_of, say_notes, show_profile
 from baton.profiling import Measuring, ProfileResults, text_of
+from baton.written import check_folders
 from cluster.errors import UsageError
 from costs import shipped
 from costs.hardware import GPUS, Gpu, find_gpu
@@ -67,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget-s", type=above_zero, default=120.0, metavar="S", help="time it may take (default 120)"
     )
     parser.add_argument("--api-key-file", type=Path, metavar="FILE", help="sent as a bearer token")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: MODEL-GPU-tpN.json in this folder")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: MODEL-GPU-tpN.json in this folder, if new")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -97,8 +98,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--gpu {args.gpu} is not known; one of {', '.join(GPUS)}")
     import uvloop
 
-    if args.out is not None and not args.out.parent.is_dir():
-        raise UsageError(f"--out {args.out}: there is no folder {args.out.parent}")
+    check_folders({"--out": args.out})
     engine, found, fit = uvloop.run(_measured(args, gpu, _key(args.api_key_file)))
     notes = notes_of(found, args.budget_s, says_load=engine.says_load)
     missing = _missing(found)
@@ -107,13 +107,19 @@ def run(args: argparse.Namespace) -> int:
         say(f"no profile: {missing}; more time (--budget-s) may do")
         return 1
     profile = fit(found)
-    path = args.out or Path(f"{engine.model.rpartition('/')[2]}-{gpu.name}-tp{args.tp}.json")
+    path, text = _path(args, engine, gpu), json.dumps(write_profiles(profile.origin, [profile]), indent=1) + "\n"
     try:
-        path.write_text(json.dumps(write_profiles(profile.origin, [profile]), indent=1) + "\n")
+        path.write_text(text)
     except OSError as error:
-        raise UsageError(f"--out {path}: {error.strerror}") from None
+        print(text, end="")  # what took minutes to measure is not lost
+        raise UsageError(f"--out {path}: {error.strerror}; the profile is on stdout instead") from None
     show_profile(profile, found, notes, path, as_json=args.json)
     return 0
+
+
+def _path(args: argparse.Namespace, engine: EngineDescription, gpu: Gpu) -> Path:
+    """Where the profile is written."""
+    return args.out or Path(f"{engine.model.rpartition('/')[2]}-{gpu.name}-tp{args.tp}.json")
 
 
 def _missing(found: ProfileResults) -> str | None:
@@ -134,6 +140,9 @@ async def _measured(
     url = LoadConnections(args.url).url
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     engine = await _engine(url, key, headers)
+    path = _path(args, engine, gpu)
+    if args.out is None and path.exists():
+        raise UsageError(f"{path} is here already: give --out {path} to replace it, or another name")
     model = _shape(args.config, engine)
     limits = EngineLimits(
         prompt_tokens=min(args.prompt_tokens, engine.context_tokens - 2),

@@ -38,7 +38,7 @@ from baton.number_flags import above_zero
 from baton.output import emit, say
 from baton.simulated import GPU, MODEL, PlannedSimulation, planned_fleet, read_gpus
 from baton.unused_flags import refuse_given
-from baton.written import check_written
+from baton.written import check_folders, check_written
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import POLICY
@@ -196,8 +196,9 @@ def _run(args: argparse.Namespace, closing: ExitStack) -> int:
     if args.dry_run:
         raise UsageError("--dry-run is `baton load`'s: simulating costs nothing")
     settings = _settings(args, fleet)
-    log = args.decision_log and DecisionLog(opened_log(args.decision_log, "--decision-log", closing), name)
     site, changes = _site(args, fleet)
+    faults = _faults(args, fleet, load.arrivals, changes)
+    log = args.decision_log and DecisionLog(opened_log(args.decision_log, "--decision-log", closing), name)
     try:
         world = World(
             fleet.members, settings, policy=policy, model=fleet.model, promises=fleet.promises, log=log, site=site
@@ -205,7 +206,6 @@ def _run(args: argparse.Namespace, closing: ExitStack) -> int:
     except ValueError as error:
         raise UsageError(f"the fleet cannot begin: {error}") from None
     world.provisioning.schedule(changes)
-    faults = _faults(args, fleet, load.arrivals, changes)
     Faults(world, faults, args.seed)
     view = _trace_view(args, world)
     follow(world, policy)
@@ -215,8 +215,10 @@ def _run(args: argparse.Namespace, closing: ExitStack) -> int:
     if result is None:
         return 1
     took_s = time.monotonic() - began_s
-    _write_files(args, result, load.arrivals, view)
-    _tell(args, fleet, result, settings, faults, (*load.notes, *fleet.notes))
+    try:
+        _write_files(args, result, load.arrivals, view)
+    finally:  # a file that cannot be written costs no report
+        _tell(args, fleet, result, settings, faults, (*load.notes, *fleet.notes))
     rate = len(result.columns) / max(took_s, 1e-9)
     say(f"simulated {result.end_ns / 1e9:,.1f} s in {took_s:.1f} s: {rate:,.0f} requests/s")
     return 0 if result.good().any() or not len(result.columns) else 1
@@ -231,9 +233,12 @@ def _refuse_unused(args: argparse.Namespace) -> None:
 
 
 def _check_files(args: argparse.Namespace) -> None:
-    """Refuse results that would overwrite an input: inputs are read first, results written last."""
+    """Refuse results that could not be written, or would overwrite an input: inputs are read first, results written
+    last.
+    """
     written = {"--out": args.out, "--chrome-trace": args.chrome_trace, "--decision-log": args.decision_log}
     read = ("trace", "input_tokens", "output_tokens", "cluster", "faults", "changes")
+    check_folders(written)
     check_written(written, [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in read])
 
 

@@ -134,6 +134,9 @@ def _progress(replays: Sequence[tuple[str, Replay]], left_out: list[UsageError])
             except UsageError as error:
                 left_out.append(error)
                 continue
+            except ValueError as error:  # its settings contradict each other, such as a context beyond the KV cache
+                left_out.append(UsageError(f"{name}: {error}"))
+                continue
             yield found
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-TOKENS_MAX = 1 << 32
-"""Longest prompt; a larger number is a column mistaken for another one."""
+from loadgen.lengths import TOKENS_MAX
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 _SHOWN = 60
@@ -52,12 +51,14 @@ def number(value: Any, name: str) -> float:
 
 
 def count(value: Any, name: str) -> int:
-    """A whole number of tokens, 0 or more (`12.0` passes: some exports write counts so)."""
+    """A whole number of tokens, 0 to `TOKENS_MAX`: a larger one is a mark for a missing value, or another column's
+    (`12.0` passes: some exports write counts so).
+    """
     found = number(value, name)
     if found != int(found):
         raise RowFault(f"{name} {shown(value)} is not a whole number")
     if found > TOKENS_MAX:
-        raise RowFault(f"{name} {shown(value)} is too large for a count of tokens")
+        raise RowFault(f"{name} {shown(value)} is too large for a count of tokens (at most {TOKENS_MAX})")
     return int(found)
 
 

@@ -86,7 +86,8 @@ def statistics_of(name: str, unit: str, measured: Array, predicted: Array) -> It
 def times_figures(measured: RequestTimes, predicted: RequestTimes) -> Iterator[Figure]:
     """All figures that follow from the stamps of both sides."""
     yield from statistics_of("TTFT", "ms", measured.ttft, predicted.ttft)
-    yield from statistics_of("TPOT", "ms", measured.tpot, predicted.tpot)
+    if len(measured.tpot):  # else all answers have one token
+        yield from statistics_of("TPOT", "ms", measured.tpot, predicted.tpot)
     yield from statistics_of("E2E", "ms", measured.e2e, predicted.e2e)
     yield from statistics_of("queue", "ms", measured.queue, predicted.queue)
     yield Figure("duration", "s", measured.duration_s, predicted.duration_s)
@@ -99,7 +100,7 @@ def one_by_one(measured: RequestTimes, predicted: RequestTimes) -> dict[str, flo
         "TPOT": (measured.tpot, predicted.tpot),
         "E2E": (measured.e2e, predicted.e2e),
     }
-    return {name: float(np.median(np.abs(ours / theirs - 1))) for name, (theirs, ours) in both.items()}
+    return {name: float(np.median(np.abs(ours / theirs - 1))) for name, (theirs, ours) in both.items() if len(theirs)}
 
 
 def over_seeds(name: str, unit: str, measured: float, predictions: Sequence[float]) -> Figure:

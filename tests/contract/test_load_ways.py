@@ -296,6 +296,36 @@ async def test_the_search_finds_an_engine_of_known_capacity(engine: FakeEngine, 
     assert "does not hold" in err and "goodput" in page.read_text()
 
 
+async def test_no_trial_of_a_search_sends_a_text_of_an_earlier_one(engine: FakeEngine, tmp_path: Path) -> None:
+    """An engine would have it in its prefix cache: later trials would find it faster than its users do."""
+    trace = tmp_path / "trace.jsonl"
+    row = {"input_tokens": 20, "output_tokens": 1, "prefix": [7], "block_tokens": 16}
+    trace.write_text("".join(json.dumps({"at_s": at / 20, **row}) + "\n" for at in range(100)))
+    words = ("--find-goodput", "--ttft-ms", "2000", "--rate", "30", "--top-rate", "60", "--trial-s", "1")
+    words += ("--trace", str(trace), "--chars-per-token", "4", "--repeats", "1", "--json")
+    code, text, err = await baton_load(engine.url, *words)
+    assert json.loads(text)["goodput"]["limit"] == "top", (code, err)
+    prompts = [body["prompt"] for body in streamed(engine)]
+    starts = {prompt[: 16 * 4] for prompt in prompts}
+    assert len(set(prompts)) == len(prompts) > 150
+    assert len(starts) == len(json.loads(text)["tries"]), "one beginning is shared in each trial"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--senders", "2", "--max-concurrency", "4"), "--max-concurrency counts"),
+        (("--plot", "x.gif"), "name it .png, .svg, .pdf"),
+        (("--requests", "99999999999999999999", "--duration-s", "5"), "up to 1,000,000,000,000,000"),
+        (("--prefix-tokens", "10", "--prefix-groups", "99999999999999999999"), "up to 1,000,000,000,000,000"),
+    ],
+)
+async def test_a_load_that_makes_no_sense_is_refused(words: tuple[str, ...], said: str) -> None:
+    code, text, err = await baton_load("http://127.0.0.1:9", *words)
+    assert code == 2 and not text
+    assert said in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

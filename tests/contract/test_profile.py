@@ -74,6 +74,17 @@ async def test_the_table_is_printed_and_other_requests_are_warned_of(
     assert "busy with other requests" in said.err
 
 
+def test_an_earlier_profile_is_not_replaced_unasked(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny-CPU-core-tp1.json").write_text("earlier")
+    assert profile(engine) == 2
+    assert "tiny-CPU-core-tp1.json is here already" in capsys.readouterr().err
+    assert profile(engine, "--out", str(tmp_path)) == 2
+    assert "is a folder" in capsys.readouterr().err
+
+
 def test_without_time_no_profile_is_written(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "p.json"
     assert profile(engine, "--budget-s", "0.02", "--out", str(out)) == 1

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from loadgen.search import (
     LATE_TRIES,
@@ -177,6 +178,13 @@ def test_the_highest_rate_allowed_and_no_rate_at_all() -> None:
     assert (found.limit, found.rate, found.at_least) == (Limit.TOP, None, 10)
     found = searched(Search(Aim(attainment=SHARE)), lambda trial: made(trial, holds=False))
     assert (found.limit, found.rate, found.at_least) == (Limit.NEVER, 0.0, None)
+
+
+@pytest.mark.parametrize(("alone", "trials"), [(True, 2), (False, 11)])
+def test_a_server_that_misses_with_one_request_at_a_time_is_not_asked_at_lower_rates(alone: bool, trials: int) -> None:
+    """Down to the lowest rate of all a search would take hours, also of a server that refuses all connections."""
+    found = searched(Search(Aim(attainment=SHARE)), lambda trial: replace(made(trial, False), alone=alone))
+    assert (found.limit, found.trials) == (Limit.NEVER, trials)
 
 
 @pytest.mark.parametrize("ends_at", [1, 3])

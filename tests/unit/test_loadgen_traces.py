@@ -152,6 +152,7 @@ BAD: list[tuple[str, list[str], int, str]] = [
     ("mooncake", ["[1, 2]"], 1, "[1, 2] is not a JSON object"),
     ("mooncake", ["[" * 100_000], 1, "not JSON"),
     ("mooncake", [M % (0, 10**30, 5, "[]")], 1, "too large"),
+    ("mooncake", [M % (0, 2**32 - 1, 5, "[]")], 1, "too large for a count of tokens (at most 10000000)"),
     ("azure", [AZURE_2023[0], "2023-11-16 18:17:03,12"], 2, "2 cells, where there are 3"),
     ("azure", [AZURE_2023[0], "2023-13-16 18:17:03,12,3"], 2, "is no date and time"),
     ("azure", [AZURE_2023[0], "yesterday,12,3"], 2, "TIMESTAMP 'yesterday' is not like"),

@@ -256,6 +256,29 @@ def test_a_file_on_a_full_disk_is_named(flag: str, capsys: pytest.CaptureFixture
     assert f"{flag} /dev/full: No space left on device" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--decision-log", "--out", "--chrome-trace"])
+def test_a_file_that_cannot_be_made_is_refused_before_the_run(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, flag, str(tmp_path / "none" / "file")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert main([*SMALL, flag, str(tmp_path)]) == 2
+    shown = capsys.readouterr()
+    assert "is a folder" in shown.err and not shown.out
+
+
+def test_a_report_is_printed_though_a_file_is_incomplete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--json", "--out", "/dev/full"]) == 2
+    assert json.loads(capsys.readouterr().out)
+
+
+def test_a_wrong_file_of_faults_leaves_an_earlier_log_as_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("earlier")
+    assert main([*SMALL, "--decision-log", str(log), "--faults", str(tmp_path / "none")]) == 2
+    assert log.read_text() == "earlier"
+
+
 def test_a_decision_log_is_written_and_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "decisions.jsonl"
     simulated(capsys, "--policy", "workload", "--decision-log", str(file))

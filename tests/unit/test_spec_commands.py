@@ -45,6 +45,15 @@ def test_lint_prints_a_line_for_each_problem_of_each_file(here: Path, capsys: py
     ]
 
 
+def test_a_file_that_cannot_be_read_hides_no_other_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "a.yaml").write_text(BARE + "router: {port: 80000}\n")
+    (here / "b.yaml").write_text(BARE)
+    assert main(["lint", "gone.yaml", "a.yaml", "nowhere.yaml", "b.yaml"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[1:] == ["a.yaml: 1 error, 0 warnings", "b.yaml: ok"]
+    assert "gone.yaml" in shown.err and "nowhere.yaml" in shown.err
+
+
 def test_warnings_alone_exit_with_0(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "baton.yaml").write_text(BARE + "tenants: {acme: {}}\n")
     assert main(["lint"]) == 0

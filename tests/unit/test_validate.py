@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -413,6 +414,24 @@ def test_a_model_that_does_not_fit_is_left_out(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "table.csv").write_text(f"{HEADER}\n{TOO_LARGE}\n{ROW}\n")
     assert main(["validate", str(tmp_path / "table.csv"), "--share", "0.02", "--seeds", "1"]) == 0
     assert "table.csv:2: 756.0 GiB of weights on each H100-SXM (tp1) leave no room" in capsys.readouterr().err
+
+
+def test_a_run_whose_context_does_not_fit_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = stamped(tmp_path)
+    long = tmp_path / "long"
+    shutil.copytree(good, long)
+    (long / "meta.json").write_text(meta(engine_kwargs={**META["engine_kwargs"], "max_model_len": 65536}))
+    assert main(["validate", str(long), str(good)]) == 0
+    shown = capsys.readouterr()
+    assert "1 left out" in shown.err and "max_model_len does not fit into the KV cache" in shown.err
+
+
+def test_a_run_whose_answers_have_one_token_has_no_time_per_token(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = stamped(tmp_path, rows=lines({**REQUEST, "output_toks": 1, "last_token_ts": 50.5}))
+    assert main(["validate", str(folder), "--json"]) == 0
+    assert "TPOT" not in capsys.readouterr().out.splitlines()[0]
 
 
 def test_a_model_can_be_described_by_its_config_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
