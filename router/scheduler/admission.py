@@ -20,7 +20,7 @@ from router.predict.margins import PROMPTLY
 from router.predict.step_model import ASSUMED
 from router.predict.tries import TRY_S
 from router.scheduler.flow_control.queue import FlowControlQueue
-from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
+from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector, servers_for
 from router.scheduler.placements import SchedulingContext, rows_of
 from router.scheduler.scoring.prices import Prices, prices_of
 
@@ -86,8 +86,7 @@ class Admission:
 
     def refusal(self, wanted: Wanted) -> Chosen:
         """The reply to a request that is refused."""
-        rows = self._fleet.ready_for(wanted).prefills
-        wait_s = self._line.drains_s(max(1, len(rows)) / wanted.routers)
+        wait_s = self._line.drains_s(wanted, servers_for(wanted, self._fleet))
         because = f"its first token would come after {wanted.ttft_ms:g} ms, and its class is refused then"
         return Chosen(None, None, because, shed_s=max(1, math.ceil(wait_s)))
 
@@ -108,8 +107,8 @@ class Admission:
         self._line.enter(context, wanted, work_ms, lead_ms)
         calls: tuple[object, ...] = ()
         sure = len(rows) and fleet.inflight.step_model.sure(rows)
-        servers = len(rows) / wanted.routers  # other routers' queues take as much
-        for hopeless in self._line.hopeless(wanted.now, servers, wanted.whose) if sure else ():
+        servers = servers_for(wanted, fleet)  # other routers' queues take as much
+        for hopeless in self._line.hopeless(wanted, servers) if sure else ():
             assert isinstance(hopeless, SchedulingContext)
             _cannot(hopeless)
             if not hopeless.late or hopeless.promise.sheds:
@@ -123,7 +122,7 @@ class Admission:
         prompt_ms = prices.prompt_at(row)
         answer_ms = prices.output * prices.longer_at(answer_row)
         self._line.gave(wanted.tenant, (prompt_ms + answer_ms) / share)
-        self._line.took(prompt_ms, wanted.now, late=wanted.late)
+        self._line.took(wanted, prompt_ms)
         if wanted.ttft_ms and not wanted.late:
             self._line.given_up.add(wanted.prompt_tokens, gone=False)
             pause_ms = context.ttft_ms - prices.ttft_at(row)

@@ -336,9 +336,13 @@ class Scheduler:
         self._now, self.wakeup_s = max(self._now, now), None
         return self._call_first()
 
-    def _call_first(self) -> Calls:
-        """Offer a place to the queue, if a queued request may find one."""
-        return self.line.call_first() if self._may_begin() else ()
+    def _call_first(self, *, again: bool = False) -> Calls:
+        """Offer a place to the queue, if a queued request may find one. `again`: there may be several, as the memory
+        that an answer has left may be enough for several others.
+        """
+        if not self._may_begin():
+            return ()
+        return self.line.call_all() if again else self.line.call_first()
 
     def _may_begin(self) -> bool:
         if self.admission is None or self.line.patient:
@@ -369,7 +373,7 @@ class Scheduler:
         calls: Calls = ()
         if former is not None:
             self.legs.gives_back(former, context.wanted.tenant)
-            calls = self._call_first()
+            calls = self._call_first(again=True)
         if instance is not None:
             self.legs.takes_place(instance, context.wanted.tenant)
         return calls

@@ -158,9 +158,9 @@ class Plain:
             if wanted.ttft_ms:
                 left = inflight.rows[row].ends - wanted.now * 1000.0
                 found.open &= bool(left <= step_model.rows[row].first + AHEAD_MS or inflight.rows[row].prompts < 2)
-                taken = [at for at, count in saturation._late.items() if count]
-                prefills = len(self.fleet.ready_for(wanted).prefills)
-                if wanted.late and len(taken) >= saturation._lanes(wanted.now, len(self.fleet), prefills):
+                ready = self.fleet.ready_for(wanted)
+                taken = [at for at, count in saturation._late.items() if count and at in ready.any]
+                if wanted.late and len(taken) >= saturation._lanes(wanted.now, len(ready.any), len(ready.prefills)):
                     found.open &= row in taken
             own_ms = wanted.tpot_ms or math.inf
             alone_ms = step_model.rows[row].floor_least + longer
@@ -175,7 +175,7 @@ class Plain:
     def _price(self, found: Row, row: int, longer: float, idle: float) -> None:
         inflight, wanted, saturation = self.inflight, self.wanted, self.saturation
         if saturation is not None and saturation.queue and not found.open:
-            found.ttft += saturation.queue_ms(len(self.fleet) / self.wanted.routers)
+            found.ttft += saturation.queue_ms(self.wanted, self.fleet)
         table = _OWN_MISSED if wanted.ttft_ms and not wanted.late else _OWN
         near = looked_up(inflight.rows[row].step / idle / self.tpot_unit, _NEAR)
         others = inflight.rows[row].decoding * found.stall * near / (self.tpot_unit * self.middle)

@@ -55,11 +55,11 @@ def test_the_longest_go_first_until_they_have_had_enough(within: float, first_to
     known(long_gone=10, short_gone=0, given_up=queue.given_up)
     queue.enter("long", wanted(8000, within), 700.0)
     queue.enter("short", wanted(500, within), 500.0)
-    assert queue.hopeless(0.0, 1) == [first_to_go]
+    assert queue.hopeless(wanted(0, 1.0), 1) == [first_to_go]
 
 
 def test_a_request_that_cannot_be_in_time_takes_no_other_with_it() -> None:
     queue = FlowControlQueue()
     queue.enter("too late", wanted(500, 1.0), 1100.0)
     queue.enter("in time", wanted(8000, 1.0), 300.0)
-    assert queue.hopeless(0.0, 1) == ["too late"]
+    assert queue.hopeless(wanted(0, 1.0), 1) == ["too late"]

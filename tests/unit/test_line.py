@@ -112,6 +112,26 @@ def test_a_request_with_a_target_for_its_first_token_hides_none_without() -> Non
     assert waiting.found_none("interactive") == ("batch",)
 
 
+@pytest.mark.parametrize("other", [{"tpot_ms": 200.0}, {"sheds": True}, {"late": True}])
+def test_a_request_with_strict_targets_hides_none_with_others(other: dict[str, object]) -> None:
+    """It needs an instance that decodes fast enough; others do not."""
+    waiting = FlowControlQueue()
+    strict = replace(wants("x"), ttft_ms=500.0, tpot_ms=12.0)
+    waiting.enter("strict", strict)
+    waiting.enter("other", replace(strict, **other))  # type: ignore[arg-type]
+    assert waiting.call_first() == ("strict",)
+    assert waiting.found_none("strict") == ("other",)
+
+
+def test_a_request_that_is_given_up_is_hidden_by_none_that_can_be_in_time() -> None:
+    waiting = FlowControlQueue()
+    for who, ms in (("large", 900.0), ("small", 50.0)):
+        waiting.enter(who, replace(wants("x"), ttft_ms=500.0), ms)
+    assert waiting.hopeless(replace(wants("x"), now=0.1), 1.0) == ["large"]
+    assert waiting.call_first() == ("small",)
+    assert waiting.found_none("small") == ("large",), "there may be a lane for late prompts"
+
+
 def test_a_request_that_goes_by_another_target_is_queued_by_that() -> None:
     waiting = FlowControlQueue()
     waiting.enter("a", sized(500, 2000.0))
@@ -152,7 +172,7 @@ def test_urgency_is_the_number_that_a_millisecond_makes_late() -> None:
     assert waiting.urgency("other", wants("x")) == pytest.approx(1 / 500 + 1 / 1000)
     assert waiting.urgency("a", wants("x")) == pytest.approx(1 / 1000), "not its own"
     assert waiting.urgency("other", wants("y")) == 0.0, "another model's instances"
-    assert waiting.hopeless(0.6, servers=1.0) == ["a"]
+    assert waiting.hopeless(replace(wants("x"), now=0.6), servers=1.0) == ["a"]
     assert waiting.urgency("other", wants("x")) == pytest.approx(1 / 1000)
     for who in targets:
         waiting.leave(who, placed=True)

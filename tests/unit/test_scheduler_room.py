@@ -13,6 +13,7 @@ from cluster.instance import Instance, Load, Role
 from costs.step import StepCost
 from router.core.journey import Choose
 from router.core.values import Promise, Wanted
+from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView
 from router.predict.inflight_load import DUTY_S
 from router.predict.margins import PROMPTLY, WIDEST
@@ -54,7 +55,7 @@ class Shut(SaturationDetector):
     def opens_until_ms(self, wanted: Wanted) -> float:
         return 0.0
 
-    def lanes(self, wanted: Wanted, servers: int, prefills: int) -> list[int] | None:
+    def lanes(self, wanted: Wanted, fleet: FleetSnapshot) -> list[int] | None:
         return []
 
 
@@ -138,6 +139,21 @@ def test_a_request_that_needs_more_memory_than_is_free_does_not_hold_up_smaller_
     assert ask_all(here, called) == [small]
     called = here.finish(one, 4.0) + here.finish(small, 4.0)
     assert ask_all(here, called) == [large], "an instance without answers has room for any request"
+
+
+def test_memory_that_one_answer_leaves_is_offered_to_as_many_as_fit() -> None:
+    """One was asked for each answer that ended: an engine that one long prompt had filled stayed all but empty."""
+    here = scheduler(admission=False, foresees=True)
+    for each in here.view.all():
+        each.credits = 64
+    free = here.view.all().inflight.step_model.rows[here.view.get(D).row].capacity
+    large = SchedulingContext(replace(FORETOLD, prompt_tokens=int(free) - 4000))
+    assert here.choose(large, ASK, 1.0)[0].decode == D
+    chats = [SchedulingContext(replace(FORETOLD, prompt_tokens=int(free) // 30)) for _ in range(24)]
+    for context in chats:
+        assert here.choose(context, ASK, 2.0)[0].wait
+        here.found_none(context)
+    assert len(ask_all(here, here.finish(large, 3.0))) > 15
 
 
 def test_a_request_for_a_long_answer_does_not_hold_up_shorter_ones() -> None:
@@ -454,7 +470,7 @@ def test_a_request_that_has_been_late_for_long_stays_in_the_lanes_when_it_goes_f
     fresh = SchedulingContext(replace(WANTED, arrived=later_s), promise)
     assert here.choose(fresh, ASK, later_s)[0].wait
     assert (old.late, fresh.late) == (True, False)
-    here.line.took(1e6, later_s)  # work of requests in time, of which it is owed its share
+    here.line.took(replace(WANTED, now=later_s), 1e6)  # work of requests in time, of which it is owed its share
     assert here.finish(placed, later_s) == (old,)
     assert here.choose(old, ASK, later_s)[0].decode == D
     assert in_lanes(here) == 1

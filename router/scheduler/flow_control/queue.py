@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -39,6 +40,10 @@ deadlines stop to count: short bursts do not break the order of deadlines."""
 SMALL_OCTAVE: Final = 13
 """Requests that need less memory than 2**13 tokens, prompt and answer together, are alike: an engine's KV cache holds
 tens of thousands at least."""
+
+
+_Place = tuple[str | None, str]
+"""A model, and the tenant that its instances are reserved for (`Wanted.whose`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,9 +82,14 @@ class _Waiter:
         return 1.0 / self.ttft_ms if self.ttft_ms and not self.late else 0.0
 
     @property
-    def waits_for(self) -> tuple[str | None, str]:
+    def waits_for(self) -> _Place:
         """Requests of one model that may use the same instances wait for each other."""
         return (self.model, self.whose)
+
+    @property
+    def asks(self) -> Hashable:
+        """Of waiting requests that are alike in this only the first is asked: the others would get the same reply."""
+        return (self.kind, self.late)
 
     @property
     def key(self) -> tuple[float, int]:
@@ -115,7 +125,8 @@ class FlowControlQueue:
         self._most = 0.0
         """The largest of these."""
         self._aged: Final = AgedShare()
-        self._rate: Final = WorkRate()
+        self._waiting: Final[Counter[_Place]] = Counter()
+        self._rates: Final[dict[_Place, WorkRate]] = {}
         self.given_up: Final = GivenUp()
         """How often prompts of each size were given up."""
 
@@ -145,10 +156,12 @@ class FlowControlQueue:
         """
         known = self._entries.get(request)
         kind = _kind(wanted)
-        if known is not None and known.kind == kind and known.ttft_ms == wanted.ttft_ms and known.late <= wanted.late:
+        if known is not None and (known.kind, known.ttft_ms, known.late) == (kind, wanted.ttft_ms, wanted.late):
             return
         number = known.number if known is not None else self._next()
         tried, again = self._called.get(request), request in self._again
+        if not self._waiting[_place(wanted)]:
+            self._rate(wanted).begins(wanted.now)
         self._remove(request)
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
@@ -161,12 +174,17 @@ class FlowControlQueue:
         if not any(tenant == wanted.tenant for _, tenant, _, _ in self._groups):
             self._begins(wanted.tenant)
         self._entries[request] = entry
+        self._waiting[entry.waits_for] += 1
         self._patient += not entry.promised
         self._insert(entry)
         if tried is not None:  # it was called, and passes the call on if it finds no place
             self._called[request] = tried
         if again:
             self._again.add(request)
+
+    def _rate(self, wanted: Wanted) -> WorkRate:
+        """Of the instances that the request waits for."""
+        return self._rates.setdefault(_place(wanted), WorkRate())
 
     def _next(self) -> int:
         self._number += 1
@@ -182,7 +200,7 @@ class FlowControlQueue:
 
     def urgency(self, request: object, wanted: Wanted) -> float:
         """The number of other requests for the same place that a delay of a millisecond is expected to make late."""
-        place, own = (wanted.model, wanted.whose), self._entries.get(request)
+        place, own = _place(wanted), self._entries.get(request)
         total = self._urgency.of(place)
         return total if own is None or own.waits_for != place else max(0.0, total - own.urgency)
 
@@ -196,6 +214,7 @@ class FlowControlQueue:
         self._again.discard(request)
         if entry is not None:
             self._take_out(entry)
+            self._waiting[entry.waits_for] -= 1
             self._patient -= not entry.promised
             self._aged.waiting -= entry.aged
         return entry
@@ -225,7 +244,7 @@ class FlowControlQueue:
         if tried is None:
             return ()
         entry = self._entries.get(request)
-        return self._call(tried if entry is None else tried | {entry.kind}, again=again)
+        return self._call(tried if entry is None else tried | {entry.asks}, again=again)
 
     @property
     def patient(self) -> int:
@@ -242,7 +261,7 @@ class FlowControlQueue:
         return self._call(set()) if self._groups else ()
 
     def call_all(self) -> tuple[object, ...]:
-        """The fleet has changed: the first request may ask and, as long as requests find places, those behind it."""
+        """There may be several places: requests may ask, one after the other, as long as they find places."""
         return self._call(set(), again=True)
 
     def _call(self, tried: set[Hashable], *, again: bool = False) -> tuple[object, ...]:
@@ -259,7 +278,7 @@ class FlowControlQueue:
 
     def _first(self, tried: set[Hashable]) -> _Waiter | None:
         """The next request, of the kinds that may still find a place."""
-        heads = [group[0][2] for (kind, *_), group in self._groups.items() if kind not in tried]
+        heads = [group[0][2] for group in self._groups.values() if group[0][2].asks not in tried]
         if not heads:
             return None
         least = min(self._given.get(entry.tenant, 0.0) for entry in heads)
@@ -283,30 +302,35 @@ class FlowControlQueue:
         given = self._given[tenant] = self._given.get(tenant, 0.0) + work_ms
         self._most = max(self._most, given)
 
-    def took(self, work_ms: float, now: float, *, late: bool = False) -> None:
-        """The fleet has taken a prompt: update the rate, if requests wait, and what aged requests may have."""
-        self._aged.took(work_ms, late=late)
-        self._rate.took(work_ms, now, waiting=bool(self._entries))
+    def took(self, wanted: Wanted, work_ms: float) -> None:
+        """The fleet has taken this prompt: update the rate, if others wait, and the share of aged requests."""
+        self._aged.took(work_ms, late=wanted.late)
+        self._rate(wanted).took(work_ms, wanted.now, waiting=self._waiting[_place(wanted)] > 0)
 
-    def drains_s(self, servers: float) -> float:
-        """The seconds until all waiting requests would be served. `servers`: see `hopeless`."""
-        return sum(entry.work_ms for entry in self._entries.values()) / self._rate.of(servers)
+    def drains_s(self, wanted: Wanted, servers: float) -> float:
+        """The seconds until all requests that wait for the same instances as this one would be served. `servers`: see
+        `hopeless`.
+        """
+        place = _place(wanted)
+        if not self._waiting[place]:
+            return 0.0
+        work_ms = sum(entry.work_ms for entry in self._entries.values() if entry.waits_for == place)
+        return work_ms / self._rate(wanted).of(servers)
 
-    def hopeless(self, now: float, servers: float, whose: str = "") -> list[object]:
+    def hopeless(self, wanted: Wanted, servers: float) -> list[object]:
         """The requests that cannot be in time any more: they are late from now on. Those with the most work are given
         up first; prompts of sizes that were given up too often (`GivenUp.enough`) come last.
 
         Args:
-            now: in seconds.
+            wanted: what one of them wants. Only requests that wait for the same instances are judged.
             servers: the instances that may compute their prompts; of several routers, this one's part of them.
-            whose: the tenant that they are reserved for, or the name of all others.
         """
-        rate = self._rate.of(servers)
+        now, place, rate = wanted.now, _place(wanted), self._rate(wanted).of(servers)
         waiting = sorted(
             (
                 each
                 for each in self._entries.values()
-                if not each.late and each.aged_at < math.inf and each.whose == whose
+                if not each.late and each.aged_at < math.inf and each.waits_for == place
             ),
             key=lambda entry: entry.key,
         )
@@ -346,8 +370,13 @@ class FlowControlQueue:
 
 def _kind(wanted: Wanted) -> Hashable:
     """The kind of a request: of one kind only the first is asked at a time. A request with a target for its first token
-    waits for more than others do. One that needs much more memory is of another kind: an instance that lacks it may
-    have enough for others. Small needs are alike, since each further kind costs a choice whenever a place becomes free.
+    waits for more than others do, and one with a strict target for its later tokens finds fewer instances to answer it.
+    One that needs much more memory is of another kind: an instance that lacks it may have enough for others. Small
+    needs are alike, since each further kind costs a choice whenever a place becomes free.
     """
     octave = max(SMALL_OCTAVE, (wanted.prompt_tokens + int(wanted.output_tokens)).bit_length())
-    return (wanted.kind, bool(wanted.ttft_ms), octave, wanted.late)
+    return (wanted.kind, bool(wanted.ttft_ms), wanted.tpot_ms, wanted.sheds, octave)
+
+
+def _place(wanted: Wanted) -> _Place:
+    return (wanted.model, wanted.whose)

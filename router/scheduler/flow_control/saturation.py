@@ -38,6 +38,12 @@ PAUSE_RATE: Final = 0.1
 """The weight of one hand-over in their mean pause."""
 
 
+def servers_for(wanted: Wanted, fleet: FleetSnapshot) -> float:
+    """The instances that may compute such prompts; of several routers, this one's part of them."""
+    ready = fleet.ready_for(wanted)
+    return max(1, len(ready.prefills) or len(ready.any)) / wanted.routers
+
+
 class SaturationDetector(Saturation):
     """Where one more request has room. Policies ask it for the rows that they are about to price."""
 
@@ -58,12 +64,14 @@ class SaturationDetector(Saturation):
         """
         return wanted.now * 1000.0 + AHEAD_MS if wanted.ttft_ms else math.inf
 
-    def lanes(self, wanted: Wanted, servers: int, prefills: int) -> list[int] | None:
+    def lanes(self, wanted: Wanted, fleet: FleetSnapshot) -> list[int] | None:
         """The only rows that may take a late prompt; None: all rows may."""
         if not wanted.late:
             return None
-        taken = [row for row, count in self._late.items() if count]
-        return taken if len(taken) >= self._lanes(wanted.now, servers, prefills) else None
+        ready = fleet.ready_for(wanted)
+        own = set(ready.any.tolist())
+        taken = [row for row, count in self._late.items() if count and row in own]
+        return taken if len(taken) >= self._lanes(wanted.now, len(own), len(ready.prefills)) else None
 
     def _lanes(self, now: float, servers: int, prefills: int) -> int:
         """The number of instances that may compute late prompts at a time."""
@@ -79,9 +87,9 @@ class SaturationDetector(Saturation):
         """The number of requests that wait for places."""
         return len(self._line)
 
-    def queue_ms(self, servers: float) -> float:
-        """The time, in ms, until the requests that wait for places now have them."""
-        return 1000.0 * self._line.drains_s(servers)
+    def queue_ms(self, wanted: Wanted, fleet: FleetSnapshot) -> float:
+        """The time, in ms, until the requests that wait for the same instances now have places."""
+        return 1000.0 * self._line.drains_s(wanted, servers_for(wanted, fleet))
 
     def opens_at(self, fleet: FleetSnapshot, now: float) -> float:
         """The predicted time, in seconds, at which a queued prompt could begin on some instance: no request need be

@@ -1,4 +1,4 @@
-"""The rate at which the fleet takes waiting work, as it was seen. Pure."""
+"""The rate at which the instances of one model take waiting work, as it was seen. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,36 @@ from typing import Final
 RATE_S: Final = 2.0
 """The time over which the rate is averaged."""
 
+FORGET_S: Final = 30.0
+"""A rate that was seen so long ago says nothing any more: that overload may have had another bottleneck, or another
+fleet."""
+
 
 class WorkRate:
-    """Milliseconds of work a second."""
+    """Milliseconds of work a second.
 
-    __slots__ = ("_at", "_rate")
+    The average begins at 0, so that in the first seconds of an overload less is believed than was seen. (An average
+    without this bias kept fewer promises in a simulated overload: tests/sim/test_promises.py.)
+    """
+
+    __slots__ = ("_at", "_rate", "_seen_at")
 
     def __init__(self) -> None:
         self._rate = 0.0
         """0: not seen yet."""
         self._at = -1.0
         """When work was taken last while more was waiting, in seconds; -1: nothing was waiting since."""
+        self._seen_at = -1.0
+        """When the rate was updated last."""
+
+    def begins(self, now: float) -> None:
+        """Work waits, and none did before."""
+        self._at = -1.0
+        if now - self._seen_at > FORGET_S:
+            self._rate = 0.0
 
     def took(self, work_ms: float, now: float, *, waiting: bool) -> None:
-        """The fleet has taken a prompt. It says something of the rate only while more work is `waiting`."""
+        """The instances have taken a prompt. It says something of the rate only while more work is `waiting`."""
         if not waiting:
             self._at = -1.0
             return
@@ -29,6 +45,7 @@ class WorkRate:
             gap_s = max(1e-6, now - self._at)
             part = 1.0 - math.exp(-gap_s / RATE_S)
             self._rate += part * (work_ms / gap_s - self._rate)
+            self._seen_at = now
         self._at = now
 
     def of(self, servers: float) -> float:

@@ -52,10 +52,8 @@ class Saturation(ABC):
         """The number of requests that wait for places."""
 
     @abstractmethod
-    def queue_ms(self, servers: float) -> float:
-        """The time, in ms, until the requests that wait for places now have them, with `servers` instances: of several
-        routers, this one's part of them.
-        """
+    def queue_ms(self, wanted: Wanted, fleet: FleetSnapshot) -> float:
+        """The time, in ms, until the requests that wait for the same instances as this one now have places."""
 
     @abstractmethod
     def opens_until_ms(self, wanted: Wanted) -> float:
@@ -64,10 +62,8 @@ class Saturation(ABC):
         """
 
     @abstractmethod
-    def lanes(self, wanted: Wanted, servers: int, prefills: int) -> list[int] | None:
-        """The only rows that may take a late prompt; None: all rows may. `servers`, `prefills`: instances in all, and
-        those that are ready to compute its prompt.
-        """
+    def lanes(self, wanted: Wanted, fleet: FleetSnapshot) -> list[int] | None:
+        """The only rows that may take a late prompt; None: all rows may."""
 
 
 ILL: Final = 4.0
@@ -323,7 +319,7 @@ class RowTimes:
         saturation, now_ms = of.saturation, of.wanted.now * 1000.0
         queue_ms = 0.0
         if saturation is not None and saturation.queue:  # elsewhere other requests wait, too
-            queue_ms = saturation.queue_ms(len(of.fleet) / of.wanted.routers)
+            queue_ms = saturation.queue_ms(of.wanted, of.fleet)
         waited_ms = of.waited_ms
         for row in rows:
             at = len(self.ttft)

@@ -312,7 +312,7 @@ def _opened(of: Figures, places: list[bool], rows: Sequence[int]) -> list[bool]:
         return places
     loads = fleet.inflight.rows
     found = [places[row] and loads[row].opens <= until for row in rows]
-    lanes = saturation.lanes(wanted, len(fleet), len(fleet.ready_for(wanted).prefills))
+    lanes = saturation.lanes(wanted, fleet)
     return found if lanes is None else [found[row] and row in lanes for row in rows]
 
 

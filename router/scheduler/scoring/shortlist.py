@@ -72,7 +72,7 @@ class Shortlist:
         if of.saturation is None or until == math.inf:
             return self.places
         found: Bools = self.places & (of.fleet.inflight.column("opens") <= until)
-        lanes = of.saturation.lanes(of.wanted, len(of.fleet), len(of.fleet.ready_for(of.wanted).prefills))
+        lanes = of.saturation.lanes(of.wanted, of.fleet)
         if lanes is not None:
             taken = np.zeros(len(found), dtype=np.bool_)
             taken[lanes] = True
@@ -160,7 +160,7 @@ class Shortlist:
         """
         of = self._of
         if of.saturation is not None and of.saturation.queue:
-            queue_ms = of.saturation.queue_ms(len(of.fleet) / of.wanted.routers)
+            queue_ms = of.saturation.queue_ms(of.wanted, of.fleet)
             used[~self.open] += queue_ms / of.ttft_unit
         return (OWN_MISSED if of.ttft_ms else OWN).at(used)
 
