@@ -319,7 +319,7 @@ class Agent:
 
     def _name_lost(self, because: str) -> None:
         self._say(f"{self.spec.instance} lost its name: {because}")
-        self._machines.feed(DrainAsked(self.config.drain_s, leave=True))
+        self._machines.feed(DrainAsked(self.config.drain_s, leave=True, own=True))
 
     def _nudge(self) -> None:
         """What the heartbeats say has changed."""

@@ -66,14 +66,16 @@ class RoutersHeard:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """Take no new work. With `leave`, end when no work is unfinished, or at the deadline.
+    """Take no new work. With `leave`, end when no work is unfinished, or at the deadline; a second time, at once.
 
     `linger_s`: an instance that is ready and is to leave takes work for so long before it drains.
+    `own`: nobody has asked; the agent leaves because its name is lost. That is neither a first nor a second time.
     """
 
     deadline_s: float
     leave: bool
     linger_s: float = 0.0
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,8 @@ class AgentMachine:
     drained: bool = False
     """Whether it drains and has shown no unfinished work for long enough."""
     leaving: bool = False
+    asked: bool = False
+    """Whether somebody has told it to leave."""
     deadline: float = math.inf
     """When the drain's time is up, in seconds of `now`."""
     drain_s: float = 0.0
@@ -251,8 +255,9 @@ class AgentMachine:
         if event.leave and self.state in {AgentState.STARTING, AgentState.RESTARTING}:
             self.leaving = True
             return self._stop("stopped before it was ready")
+        first, self.asked = not self.asked, self.asked or (event.leave and not event.own)
         if event.leave and self.leaving:
-            return self._stop("told a second time to stop")
+            return () if event.own or first else self._stop("told a second time to stop")
         if event.linger_s and event.leave and self.state is AgentState.READY:
             return self._linger(event, now)
         self.leave_at = math.inf

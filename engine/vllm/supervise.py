@@ -187,6 +187,7 @@ class Supervisor:
         self._was_ready = False
         self._ready_since: float | None = None
         self._failing_since: float | None = None
+        self._dead_since: float | None = None
         self._killed_because: str | None = None
         self._stage = ""
         self._pauses = 0  # restarts since the last stable time
@@ -227,7 +228,7 @@ class Supervisor:
         self.epoch += 1
         self.state = EngineState.STARTING
         self._wakeup = now + self.rules.start_max_s
-        self._ready_since = self._failing_since = self._killed_because = None
+        self._ready_since = self._failing_since = self._dead_since = self._killed_because = None
         self._stage = ""
         return Announce(EngineState.STARTING), StartChild(self.epoch)
 
@@ -240,7 +241,7 @@ class Supervisor:
     def _healthy(self, now: float) -> tuple[Effect, ...]:
         if self._killed_because is not None:
             return ()  # too late: its end is on the way
-        self._failing_since = None
+        self._failing_since = self._dead_since = None
         if self.state is not EngineState.STARTING:
             return ()
         self.state = EngineState.READY
@@ -254,8 +255,13 @@ class Supervisor:
             return ()
         if self._failing_since is None:
             self._failing_since = now
+        if not dead:
+            self._dead_since = None
+        elif self._dead_since is None:
+            self._dead_since = now
         failing_s = now - self._failing_since
-        if failing_s < (self.rules.dead_max_s if dead else self.rules.silent_max_s):
+        dead_s = -1.0 if self._dead_since is None else now - self._dead_since
+        if failing_s < self.rules.silent_max_s and dead_s < self.rules.dead_max_s:
             return ()
         return self._kill(f"no healthy answer for {failing_s:.0f} s ({because})")
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import math
+import socket
+import struct
 import termios
 from collections.abc import Callable
 from typing import Final
 
 KEEPALIVE_S: Final = 75.0
 """Seconds for which idle client connections are kept, as common proxies do."""
+
+_ACKED: Final = struct.Struct("@Q")
+_ACKED_AT: Final = 120
+"""Where Linux' ``struct tcp_info`` has ``tcpi_bytes_acked`` (include/uapi/linux/tcp.h, since 4.1)."""
 
 _EARLY_S: Final = 0.001
 """The loop may call a timer so many seconds too early."""
@@ -21,7 +27,7 @@ class ClientTransport:
     timer stays, and is set again when it fires too early: so most deadlines cost no timer.
     """
 
-    __slots__ = ("_due", "_late", "_loop", "_paused", "_timer", "_unwritten", "deadline", "raw")
+    __slots__ = ("_due", "_late", "_loop", "_paused", "_taken", "_timer", "deadline", "raw")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, late: Callable[[], None]) -> None:
         """`late`: called when the deadline has passed."""
@@ -30,8 +36,8 @@ class ClientTransport:
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         """The time at which the timer fires, on the loop's clock."""
-        self._unwritten = 0
-        """Bytes of answers that the client had not taken at the last look."""
+        self._taken = -1
+        """Bytes that the client's machine had taken at the last look."""
         self._paused = False
         self.deadline = math.inf
         """On the loop's clock; infinite: nothing is awaited. `within` sets it; the owner may set it to infinite."""
@@ -64,13 +70,15 @@ class ClientTransport:
         """If bytes of answers wait for the client, give it more time; cut it off if it has taken none since the last
         look. Returns whether bytes wait.
         """
-        unwritten = 0 if self.raw is None else self.raw.get_write_buffer_size()
-        if unwritten and unwritten == self._unwritten:
+        raw = self.raw
+        if raw is None or not self.untaken:
+            return False
+        former, self._taken = self._taken, _taken(raw)
+        if self._taken == former:
             self.abort()
-        elif unwritten:
-            self._unwritten = unwritten
+        else:
             self.within(KEEPALIVE_S)
-        return unwritten > 0
+        return True
 
     @property
     def untaken(self) -> bool:
@@ -143,3 +151,12 @@ class ClientTransport:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _taken(raw: asyncio.Transport) -> int:
+    """A number that grows as the client's machine takes bytes. Below a TLS transport only the kernel counts them."""
+    try:
+        told = raw.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED_AT + _ACKED.size)
+        return int(_ACKED.unpack_from(told, _ACKED_AT)[0])
+    except (AttributeError, OSError, struct.error):  # no TCP, or another kernel
+        return -raw.get_write_buffer_size()

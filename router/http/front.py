@@ -490,7 +490,8 @@ class ClientConnection(asyncio.Protocol):
         """The deadline has passed."""
         intake, transport = self._intake, self._transport
         if self._phase is _Phase.LINGERING:
-            transport.abort()
+            if self._surplus or not transport.extend_for_client():
+                transport.abort()
         elif self._phase is _Phase.BODY:
             self._refuse(no_room_for_bodies() if intake.waited else body_timeout(self._front.body_timeout_s))
         elif transport.extend_for_client():

@@ -16,6 +16,7 @@ import pytest
 from aiohttp import web
 from support.fleet import Fleet, Starter
 
+from router.http import client_transport, front
 from router.http.client_transport import ClientTransport
 
 LONG = 7 << 20
@@ -85,6 +86,33 @@ async def test_a_slow_client_gets_all_of_its_answer(
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+async def test_a_client_that_reads_on_for_longer_than_connections_linger_gets_all(
+    start: Starter, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    """The router has written all of a "Connection: close" answer at once. It closed the connection 10 s later, although
+    the client was reading.
+    """
+    monkeypatch.setattr(front, "LINGER_S", 0.2)
+    monkeypatch.setattr(client_transport, "KEEPALIVE_S", 0.2)
+    cert, key = map(str, certificate)
+    fleet = await start(prefill=0, decode=0, both=1, **({"tls_cert_file": cert, "tls_key_file": key} if tls else {}))
+
+    async def long(*_: object) -> web.Response:
+        return web.json_response({"choices": [{"index": 0, "text": "x" * LONG, "finish_reason": "stop"}]})
+
+    fleet.engines["both-0"].behave = long
+    reader, writer = await connect(fleet.endpoint, ssl.create_default_context(cafile=cert) if tls else None)
+    writer.write(asked(HOT, b"Connection: close"))
+    async with asyncio.timeout(20):
+        got = len(await reader.readuntil(b"\r\n\r\n"))
+        while data := await reader.read(1 << 16):
+            got += len(data)
+            await asyncio.sleep(0.01)  # the client is slow: the test's subject
+    assert got > LONG
+    writer.close()
 
 
 class Below(asyncio.Transport):

@@ -230,6 +230,21 @@ def test_an_agent_told_twice_to_leave_stops_at_once() -> None:
     assert StopEngine() in machine.handle(DrainAsked(30, leave=True), 10.5)
 
 
+def test_an_agent_that_has_lost_its_name_is_still_told_a_first_time() -> None:
+    """Its streams go on until the deadline, whichever came first."""
+    machine = ready(DecodeRules())
+    machine.handle(LoadRead(BUSY), 9.0)
+    assert kinds(machine.handle(DrainAsked(30, leave=True, own=True), 10.0)) == [Publish, Say]
+    assert machine.handle(DrainAsked(30, leave=True), 11.0) == ()
+    assert machine.handle(DrainAsked(30, leave=True, own=True), 12.0) == ()
+    assert StopEngine() in machine.handle(DrainAsked(30, leave=True), 13.0), "told a second time"
+    machine = ready(DecodeRules())
+    machine.handle(LoadRead(BUSY), 9.0)
+    machine.handle(DrainAsked(30, leave=True), 10.0)
+    assert machine.handle(DrainAsked(30, leave=True, own=True), 11.0) == ()
+    assert machine.next_wakeup() == 40.0
+
+
 def test_stop_before_ready_is_at_once() -> None:
     machine = AgentMachine(name="p", rules=PrefillRules())
     assert StopEngine() in machine.handle(DrainAsked(30, leave=True), 1.0)

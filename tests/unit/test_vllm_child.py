@@ -321,6 +321,13 @@ async def test_a_closed_port_counts_as_a_dead_engine(ask: Callable[[Probe], obje
     assert unwell.value.dead is dead
 
 
+async def test_a_name_that_is_not_found_says_nothing_of_the_engine() -> None:
+    async with Probe("http://engine.invalid:1", None) as probe:
+        with pytest.raises(Unwell) as unwell:
+            await probe.health()
+    assert not unwell.value.dead and "nothing listens" not in str(unwell.value)
+
+
 async def test_an_engine_is_not_killed_because_its_agent_has_no_file_descriptor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,14 @@ PLAYBOOKS: dict[str, Playbook] = {
         (30, dead(), ()),
         (31, dead(), (KillChild("no healthy answer for 1 s (HTTP 503)"),)),
     ],
+    "one answer that says so after a slow one is not enough": [
+        *COMES_UP,
+        (30, silent(), ()),
+        (35, dead(), ()),
+        (36, silent(), ()),
+        (40, dead(), ()),
+        (41, dead(), (KillChild("no healthy answer for 11 s (HTTP 503)"),)),
+    ],
     "failing probes during a start are normal": [
         (0, Begin(), (STARTING, StartChild(1))),
         (50, dead(), ()),
