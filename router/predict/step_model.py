@@ -397,6 +397,9 @@ class StepModel:
         off = math.log(observed_ms / expected_ms) if expected_ms > 0 and observed_ms > 0 else 0.0
         if at.prompts_shift.seen(off):
             at.prompts.times(at.prompts_shift.times, CONFIRMED)
+            expected_ms *= at.prompts_shift.times
+        if expected_ms > 0 and at.prompts.count >= FEW:  # an engine may have stood still for seconds
+            observed_ms = min(observed_ms, math.exp(CLIP) * expected_ms)
         at.prompts.add(plain_ms, observed_ms)
         self._take_fit(row)
         other = self._prompts_of.timed(row, math.log(at.prefill_factor), at.overhead)

@@ -342,6 +342,16 @@ def test_one_slow_leg_in_three_is_no_change_of_speed() -> None:
         assert made.rows[0].prompts.recent >= 100
 
 
+def test_one_pause_of_an_engine_during_a_prompt_is_no_change_of_its_speed() -> None:
+    """It would double what all prompts there are expected to take for the next hundred of them."""
+    made = learned()
+    for number in range(100):
+        made.prompt_took(0, 5.0 + 10.0 * (number % 2), 50.0 + 100.0 * (number % 2))
+    before = made.rows[0].prefill_factor * 10.0 + made.rows[0].overhead
+    made.prompt_took(0, 15.0, 10_150.0)
+    assert made.rows[0].prefill_factor * 10.0 + made.rows[0].overhead < 1.1 * before
+
+
 def timed(made: StepModel, row: int, times: float) -> None:
     """Time one prompt and one answer of an instance that is `times` as slow as assumed."""
     made.prompt_took(row, 10.0, times * 10.0)
