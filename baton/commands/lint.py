@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
             continue
         errors += len(parsed.errors)
         _show_json(parsed) if args.json else _show(parsed)
-    for error in unread[:-1]:
-        say(str(error))
+    for other in unread[:-1]:
+        say(str(other))
     if unread:
         raise unread[-1]
     return 1 if errors else 0

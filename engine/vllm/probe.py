@@ -117,7 +117,7 @@ class Probe:
                 because = "no file descriptor is left here (`ulimit -n`)"
                 raise Unwell(f"{method} {path}: {because}", ours=True) from error
             if not isinstance(error.os_error, ConnectionRefusedError):  # no name, no route, no port left: not its fault
-                raise Unwell(f"{method} {path}: {error.os_error or error}") from error
+                raise Unwell(f"{method} {path}: {error.os_error}") from error
             raise Unwell(f"{method} {path}: nothing listens there", dead=True) from error
         except Unfit as error:
             raise Unwell(f"{method} {path}: {error}") from error
