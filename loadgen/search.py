@@ -1,9 +1,9 @@
 """The search for goodput: the next rate to try, and when to end. Pure; a machine of events and effects.
 
 Goodput is the highest open-loop rate at which attainment holds. For one *load* (arrivals drawn from one seed) bisection
-finds it. Each trial sends the same requests in the same order, faster or slower, to a server that has finished the
-trial before. Only several loads, each drawn anew, show how certain the result is. Their goodputs are independent draws
-of one distribution, whatever the server's queue does inside a load.
+finds it. Each trial sends requests of the same lengths in the same order, faster or slower, to a server that has
+finished the trial before. Only several loads, each drawn anew, show how certain the result is. Their goodputs are
+independent draws of one distribution, whatever the server's queue does inside a load.
 
 The distribution's median lies between the lowest and the highest of six with a probability of 1 − 2/2⁶ = 96.9 %. With
 more loads, order statistics further inside are enough. That holds for every distribution (W. R. Thompson, *On
