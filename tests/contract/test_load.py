@@ -330,7 +330,7 @@ async def test_nothing_answered_is_exit_code_1(engine: FakeEngine) -> None:
         (["http://x", "--arrivals", "weibull", "--cv", "40"], "--cv 40: weibull takes 0.001 to 30; gamma takes more"),
         (["http://x", "--rate", "1e-300", "--requests", "3"], "a load lasts up to 1e+09 s"),
         (["http://x", "--chat", "--token-ids", "5-9"], "--token-ids needs completions"),
-        (["http://x", "--requests", "1", "--out", "/nowhere/x"], "--out /nowhere/x: No such file"),
+        (["http://x", "--requests", "1", "--out", "/nowhere/x"], "--out /nowhere/x: there is no folder /nowhere"),
         (["http://x", "--", "--max-model-len", "3"], "takes no vLLM flags"),
         (["http://127.0.0.1:9"], "does not answer"),
     ],

@@ -54,7 +54,8 @@ def test_a_place_that_is_given_back_is_offered_to_the_waiting_requests() -> None
         assert here.found_none(late) == ()
     assert here.finish(one, 0.0) == (two,)
     chosen, called = here.choose(two, ASK, 0.0)
-    assert (chosen.decode, called) == (D, ())
+    assert (chosen.decode, called) == (D, (three,)), "memory may be left for another one"
+    assert here.choose(three, ASK, 0.0)[0].wait and here.found_none(three) == ()
     assert len(here.line) == 1
 
 
