@@ -191,7 +191,7 @@ def _natural(text: str) -> int:
 
 
 def _number(text: str, least: int) -> int:
-    if not text.isdecimal() or not least <= int(text[:20]) <= WHOLE_MAX:
+    if not text.isdecimal() or len(text) > len(str(WHOLE_MAX)) or not least <= int(text) <= WHOLE_MAX:
         raise argparse.ArgumentTypeError(f"{text} must be a whole number, {least} or more, up to {WHOLE_MAX:,}")
     return int(text)
 

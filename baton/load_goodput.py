@@ -23,7 +23,7 @@ from loadgen.arrival import Arrival
 from loadgen.record import Record
 from loadgen.replay import RunningLoad, Sending
 from loadgen.report import CPU_SHARE, LATE_MS, Targets, met, sender_limit, spread_ms
-from loadgen.search import WINDOW, Aim, RunTrial, Search, SearchFinished, StopSearch, TrialDone, TrialTick, Try
+from loadgen.search import WINDOW, Aim, RunTrial, Search, SearchFinished, StopSearch, TrialDone, TrialTick, Try, alone
 from loadgen.shaping import again
 
 FLAGS: Final = ("attainment", "precision", "repeats", "trial_s", "top_rate", "search_s")
@@ -182,27 +182,30 @@ class _Judge:
         self._may_miss = math.floor((1 - share) * self._counted + 1e-9)
         self._targets, self._sender = targets, sender
         self._missed = self._missed_sent = self._overdue = 0
-        self._last_end_s, self._alone = -math.inf, True
+        self._spans: list[tuple[float, float]] = []
+        """When each request was sent, and when it ended, in seconds of the load."""
+        self._misses: list[int] = []
+        """Which of them count and missed."""
         self._late_s: list[float] = []
         self._cut = False
         self.out_of_time = False
 
     def take(self, record: Record) -> None:
         """Take the record of a request that has ended."""
+        self._spans.append((record.sent_s, record.end_s))
         if self._cut:
             return
-        self._alone = self._alone and record.sent_s >= self._last_end_s
-        self._last_end_s = max(self._last_end_s, record.end_s)
         self._late_s.append(record.sent_s - record.at_s)
         if self._window.pop(record.request, None) is not None:
-            self._missed += not met(record, self._targets)
+            missed = not met(record, self._targets)
+            self._missed += missed
+            self._misses += [len(self._spans) - 1] * missed
             self._missed_sent += not met(record, self._targets, from_sent=True)
 
     def tick(self, load: RunningLoad) -> None:
         """End the trial when nothing in it can change the verdict any more."""
         if self._cut:
             return
-        self._alone = self._alone and load.open <= 1
         overdue = sum(load.elapsed_s > deadline_s for deadline_s in self._window.values())
         if not self._window or self._missed + overdue > self._may_miss:
             self._cut = True
@@ -212,6 +215,7 @@ class _Judge:
     def verdict(self, trial: RunTrial, sent: LoadSent) -> Try:
         """The trial's result."""
         holds = not self._window and self._missed <= self._may_miss
+        apart = alone(self._spans)
         return Try(
             repeat=trial.repeat,
             rate=trial.rate,
@@ -219,7 +223,7 @@ class _Judge:
             counted=self._counted,
             attained=self._counted - len(self._window) - self._missed,
             whole=not self._window,
-            alone=self._alone,
+            alone=sum(apart[at] for at in self._misses) > self._may_miss,
             sender_late=self._spoilt(sent, holds=holds),
         )
 

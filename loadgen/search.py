@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -43,8 +44,8 @@ LOWEST: Final = 1 / 1024
 """Lowest rate of the pilot, as a part of the first one: if that does not attain, no rate does."""
 
 ALONE_TRIES: Final = 2
-"""So many trials in a row in which each request was alone on the server, and which do not attain: no lower rate does.
-Two, since one may meet a moment in which something else happened. The trials down to `LOWEST` would take hours."""
+"""So many trials in a row in which too many requests missed that were alone on the server: no lower rate attains. Two,
+since one may meet a moment in which something else happened. The trials down to `LOWEST` would take hours."""
 
 LOWEST_LATER: Final = 1 / 64
 """Lowest rate of a repeat, as a part of the pilot's result. Trials at low rates take long, so they must end."""
@@ -114,7 +115,7 @@ class Try(msgspec.Struct, frozen=True, kw_only=True):
     whole: bool = True
     """False: the trial ended early, because it could no longer hold."""
     alone: bool = False
-    """Whether no two of its requests were open at once."""
+    """Whether it would not hold at any lower rate either: too many requests missed that no other request was beside."""
     sender_late: str = ""
     """Why the trial shows the sender's limit and not the server's; empty: it shows the server's."""
 
@@ -169,6 +170,17 @@ class StopSearch(msgspec.Struct, frozen=True):
 
 Event = TrialDone | TrialTick | StopSearch
 Effect = RunTrial | SearchFinished
+
+
+def alone(spans: Sequence[tuple[float, float]]) -> list[bool]:
+    """For each span of time, (begin, end), whether no other overlaps it."""
+    order = sorted(range(len(spans)), key=lambda at: spans[at])
+    found, latest = [True] * len(spans), -math.inf
+    for at, then in zip(order, [*order[1:], None], strict=True):
+        begin, end = spans[at]
+        found[at] = begin >= latest and (then is None or spans[then][0] >= end)
+        latest = max(latest, end)
+    return found
 
 
 class Bisection:
@@ -303,11 +315,9 @@ class Search:
         return self._run(rate)
 
     def _misses_alone(self) -> bool:
-        """Whether this load does not attain although each request is alone on the server."""
+        """Whether this load does not attain with one request at a time either."""
         last = [each for each in self.tries if not each.sender_late][-ALONE_TRIES:]
-        return len(last) == ALONE_TRIES and all(
-            each.alone and not each.holds and each.repeat == self._repeat for each in last
-        )
+        return len(last) == ALONE_TRIES and all(each.alone and each.repeat == self._repeat for each in last)
 
     def _attains_never(self) -> tuple[Effect, ...]:
         """The end: this load attains at no rate."""

@@ -25,6 +25,7 @@ from loadgen.search import (
     TrialDone,
     TrialTick,
     Try,
+    alone,
     held_at,
     interval,
 )
@@ -180,11 +181,20 @@ def test_the_highest_rate_allowed_and_no_rate_at_all() -> None:
     assert (found.limit, found.rate, found.at_least) == (Limit.NEVER, 0.0, None)
 
 
-@pytest.mark.parametrize(("alone", "trials"), [(True, 2), (False, 11)])
-def test_a_server_that_misses_with_one_request_at_a_time_is_not_asked_at_lower_rates(alone: bool, trials: int) -> None:
+@pytest.mark.parametrize(("apart", "trials"), [(True, 2), (False, 11)])
+def test_a_server_that_misses_with_one_request_at_a_time_is_not_asked_at_lower_rates(apart: bool, trials: int) -> None:
     """Down to the lowest rate of all a search would take hours, also of a server that refuses all connections."""
-    found = searched(Search(Aim(attainment=SHARE)), lambda trial: replace(made(trial, False), alone=alone))
+    found = searched(Search(Aim(attainment=SHARE)), lambda trial: replace(made(trial, False), alone=apart))
     assert (found.limit, found.trials) == (Limit.NEVER, trials)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=12))
+def test_a_span_is_alone_if_no_other_overlaps_it(found: list[tuple[int, int]]) -> None:
+    spans = [(float(begin), float(begin + lasts)) for begin, lasts in found]
+    assert alone(spans) == [
+        not any(one[0] < other[1] and other[0] < one[1] for there, other in enumerate(spans) if there != here)
+        for here, one in enumerate(spans)
+    ]
 
 
 @pytest.mark.parametrize("ends_at", [1, 3])
