@@ -247,7 +247,7 @@ class Speed:
 
 
 class StepModel:
-    """Makes and factors, by row of the columns."""
+    """Makes and factors, by row of the columns. Long, as prompts and decode steps are learned in the same ways."""
 
     def __init__(self) -> None:
         self.makes: Final[list[Make]] = [UNKNOWN]

@@ -56,8 +56,8 @@ class Releases:
         try:
             done, _ = await asyncio.wait({leg.said()}, timeout=wait_s)
             said = leg.said().result() if done else None
-            if not isinstance(said, PrefillSaid) or said.answer.status != 200:
-                return
+            if not isinstance(said, PrefillSaid) or 400 <= said.answer.status < 500:
+                return  # refused; or its owner has given it up (`PrefillOwner.prefill_over`)
             transfer = hold_in(said.answer)
             if transfer is not None:
                 await self.release(InstanceId(""), transfer, leg)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,7 +24,7 @@ from router.core.values import Wanted
 from router.scheduler.flow_control.aged_share import AgedShare
 from router.scheduler.flow_control.sizes import GivenUp
 from router.scheduler.flow_control.urgency import Urgency
-from router.scheduler.flow_control.work_rate import WorkRate
+from router.scheduler.flow_control.work_rate import WorkRates
 
 AGING: Final = 5.0
 AGING_S_MIN: Final = 10.0
@@ -43,7 +42,7 @@ tens of thousands at least."""
 
 
 _Place = tuple[str | None, str]
-"""A model, and the tenant that its instances are reserved for (`Wanted.whose`)."""
+"""A model, and the tenant for which its instances are reserved (`Wanted.whose`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +107,8 @@ class FlowControlQueue:
     the next request that wants something *else*: a request that wants the same would get the same reply. So a call
     costs as many questions as there are kinds of requests, not as there are requests. Without promises, the order is
     first come, first served.
+
+    Long, as each short method is one event of a waiting request, or one question about all of them.
     """
 
     def __init__(self) -> None:
@@ -125,8 +126,7 @@ class FlowControlQueue:
         self._most = 0.0
         """The largest of these."""
         self._aged: Final = AgedShare()
-        self._waiting: Final[Counter[_Place]] = Counter()
-        self._rates: Final[dict[_Place, WorkRate]] = {}
+        self._rates: Final = WorkRates()
         self.given_up: Final = GivenUp()
         """How often prompts of each size were given up."""
 
@@ -160,8 +160,7 @@ class FlowControlQueue:
             return
         number = known.number if known is not None else self._next()
         tried, again = self._called.get(request), request in self._again
-        if not self._waiting[_place(wanted)]:
-            self._rate(wanted).begins(wanted.now)
+        self._rates.entered(_place(wanted), wanted.now)
         self._remove(request)
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
@@ -174,17 +173,12 @@ class FlowControlQueue:
         if not any(tenant == wanted.tenant for _, tenant, _, _ in self._groups):
             self._begins(wanted.tenant)
         self._entries[request] = entry
-        self._waiting[entry.waits_for] += 1
         self._patient += not entry.promised
         self._insert(entry)
         if tried is not None:  # it was called, and passes the call on if it finds no place
             self._called[request] = tried
         if again:
             self._again.add(request)
-
-    def _rate(self, wanted: Wanted) -> WorkRate:
-        """Of the instances that the request waits for."""
-        return self._rates.setdefault(_place(wanted), WorkRate())
 
     def _next(self) -> int:
         self._number += 1
@@ -214,7 +208,7 @@ class FlowControlQueue:
         self._again.discard(request)
         if entry is not None:
             self._take_out(entry)
-            self._waiting[entry.waits_for] -= 1
+            self._rates.left(entry.waits_for)
             self._patient -= not entry.promised
             self._aged.waiting -= entry.aged
         return entry
@@ -305,17 +299,17 @@ class FlowControlQueue:
     def took(self, wanted: Wanted, work_ms: float) -> None:
         """The fleet has taken this prompt: update the rate, if others wait, and the share of aged requests."""
         self._aged.took(work_ms, late=wanted.late)
-        self._rate(wanted).took(work_ms, wanted.now, waiting=self._waiting[_place(wanted)] > 0)
+        self._rates.took(_place(wanted), work_ms, wanted.now)
 
     def drains_s(self, wanted: Wanted, servers: float) -> float:
         """The seconds until all requests that wait for the same instances as this one would be served. `servers`: see
         `hopeless`.
         """
         place = _place(wanted)
-        if not self._waiting[place]:
+        if not self._rates.waiting(place):
             return 0.0
         work_ms = sum(entry.work_ms for entry in self._entries.values() if entry.waits_for == place)
-        return work_ms / self._rate(wanted).of(servers)
+        return work_ms / self._rates.of(place, servers)
 
     def hopeless(self, wanted: Wanted, servers: float) -> list[object]:
         """The requests that cannot be in time any more: they are late from now on. Those with the most work are given
@@ -325,7 +319,8 @@ class FlowControlQueue:
             wanted: what one of them wants. Only requests that wait for the same instances are judged.
             servers: the instances that may compute their prompts; of several routers, this one's part of them.
         """
-        now, place, rate = wanted.now, _place(wanted), self._rate(wanted).of(servers)
+        now, place = wanted.now, _place(wanted)
+        rate = self._rates.of(place, servers)
         waiting = sorted(
             (
                 each
@@ -370,12 +365,14 @@ class FlowControlQueue:
 
 def _kind(wanted: Wanted) -> Hashable:
     """The kind of a request: of one kind only the first is asked at a time. A request with a target for its first token
-    waits for more than others do, and one with a strict target for its later tokens finds fewer instances to answer it.
-    One that needs much more memory is of another kind: an instance that lacks it may have enough for others. Small
-    needs are alike, since each further kind costs a choice whenever a place becomes free.
+    waits for more than others do. One that needs much more memory is of another kind: an instance that lacks it may
+    have enough for others. Small needs are alike, since each further kind costs a choice whenever a place becomes free.
+
+    Targets for later tokens make no kinds, though a request with a strict one finds fewer instances to answer it: see
+    docs/policy.md, "Order".
     """
     octave = max(SMALL_OCTAVE, (wanted.prompt_tokens + int(wanted.output_tokens)).bit_length())
-    return (wanted.kind, bool(wanted.ttft_ms), wanted.tpot_ms, wanted.sheds, octave)
+    return (wanted.kind, bool(wanted.ttft_ms), wanted.sheds, octave)
 
 
 def _place(wanted: Wanted) -> _Place:

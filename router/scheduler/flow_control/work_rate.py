@@ -1,8 +1,10 @@
-"""The rate at which the instances of one model take waiting work, as it was seen. Pure."""
+"""The rates at which instances take waiting work, as they were seen. Pure."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Hashable
 from typing import Final
 
 RATE_S: Final = 2.0
@@ -51,3 +53,41 @@ class WorkRate:
     def of(self, servers: float) -> float:
         """The rate of `servers` instances: as seen, and at least a quarter of what all could do."""
         return max(self._rate, 250.0 * servers) if self._rate else 1000.0 * servers
+
+
+class WorkRates:
+    """The rate, and the number of waiting requests, of each place: instances that the same requests wait for."""
+
+    __slots__ = ("_rates", "_waiting")
+
+    def __init__(self) -> None:
+        self._rates: Final[dict[Hashable, WorkRate]] = {}
+        self._waiting: Final[Counter[Hashable]] = Counter()
+
+    def entered(self, place: Hashable, now: float) -> None:
+        """A request waits for this place."""
+        if not self._waiting[place]:
+            self._rate(place).begins(now)
+        self._waiting[place] += 1
+
+    def left(self, place: Hashable) -> None:
+        """A request waits for this place no more."""
+        self._waiting[place] -= 1
+
+    def waiting(self, place: Hashable) -> int:
+        """The number of requests that wait for this place."""
+        return self._waiting[place]
+
+    def took(self, place: Hashable, work_ms: float, now: float) -> None:
+        """The place has taken a prompt."""
+        self._rate(place).took(work_ms, now, waiting=self._waiting[place] > 0)
+
+    def of(self, place: Hashable, servers: float) -> float:
+        """The rate of the place's `servers` instances, in milliseconds of work a second."""
+        return self._rate(place).of(servers)
+
+    def _rate(self, place: Hashable) -> WorkRate:
+        found = self._rates.get(place)
+        if found is None:
+            found = self._rates[place] = WorkRate()
+        return found
