@@ -52,7 +52,7 @@ def check_folders(written: Mapping[str, Path | None]) -> None:
 
 
 def check_picture(flag: str, path: Path | None) -> None:
-    """Refuse the name of a picture whose ending is no format.
+    """Refuse a picture's name if its ending is no format.
 
     Raises:
         UsageError: the message names the endings.

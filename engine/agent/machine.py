@@ -69,7 +69,7 @@ class DrainAsked:
     """Take no new work. With `leave`, end when no work is unfinished, or at the deadline; a second time, at once.
 
     `linger_s`: an instance that is ready and is to leave takes work for so long before it drains.
-    `own`: nobody has asked; the agent leaves because its name is lost. That is neither a first nor a second time.
+    `own`: the agent leaves by itself, as its name is lost. That counts neither as a first nor as a second time.
     """
 
     deadline_s: float
@@ -152,7 +152,7 @@ class AgentMachine:
     """Whether it drains and has shown no unfinished work for long enough."""
     leaving: bool = False
     asked: bool = False
-    """Whether somebody has told it to leave."""
+    """Whether it was told to leave."""
     deadline: float = math.inf
     """When the drain's time is up, in seconds of `now`."""
     drain_s: float = 0.0
