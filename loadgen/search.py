@@ -23,6 +23,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Final
 
 import msgspec
@@ -176,7 +177,7 @@ def alone(spans: Sequence[tuple[float, float]]) -> list[bool]:
     """For each span of time, (begin, end), whether no other overlaps it."""
     order = sorted(range(len(spans)), key=lambda at: spans[at])
     found, latest = [True] * len(spans), -math.inf
-    for at, then in zip(order, [*order[1:], None], strict=True):
+    for at, then in zip_longest(order, order[1:]):
         begin, end = spans[at]
         found[at] = begin >= latest and (then is None or spans[then][0] >= end)
         latest = max(latest, end)
