@@ -160,9 +160,7 @@ def admission_deciles(figures: Any, targets: Targets) -> Iterator[float]:
 
 
 def admission_mocks(figures: Any, targets: Targets) -> Iterator[float]:
-    found, (goal,) = on_mocks(figures)["two classes"], of(targets, "mocks: kept of what was let in")
-    assert found["neither"]["kept"] >= goal["target"], "met with neither rule, too"
-    yield 100 * goal["target"]
+    found = on_mocks(figures)["two classes"]
     yield from (100 * found[rules]["kept"] for rules in ("both", "neither"))
     yield from (found[rules]["attained"] for rules in ("both", "neither"))
 
@@ -594,7 +592,7 @@ CLAIMS = (
         "{} to {} % of the admitted requests meet their targets in {} simulated overloads and on mocks. While a decode "
         "instance slows down, {} % do; from five seconds after, which is what the target counts, {} % do. The target "
         "of {} % is met in all {}. {} to {} points more of all arrivals attain than with neither of the two rules that "
-        "protect answers: met in all {}. The bound on lengths holds: {} points, target {}.",
+        "protect answers: met in all {}. The bound on lengths is missed at its edge: {} points, target {}.",
         admission_result,
     ),
     Claim(
@@ -621,8 +619,8 @@ CLAIMS = (
     Claim(
         "Admission",
         "admission",
-        "On mocks, two classes: the target of {} % is met with neither rule, too. {} % are kept with both and {} % "
-        "with neither; of all arrivals of both classes {} attain with both and {} with neither.",
+        "On mocks, two classes: {} % are kept with both rules and {} % with neither; of all arrivals of both classes "
+        "{} attain with both and {} with neither.",
         admission_mocks,
     ),
     Claim(
