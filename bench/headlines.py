@@ -43,7 +43,7 @@ HEADLINES: Sequence[Headline] = (
              r"(?!(4\+4|16\+16), sessions).*: (mean )?TTFT.*", "bench-defaults", "{:.2f} ×"),
     Headline("admitted requests that meet their targets, worst overload (a slow instance: from 5 s after)", "admission",
              r".*: kept of what was let in.*", "bench-admission", "{:.1%}", at_least=True),
-    Headline("attainment of the longest tenth of prompts below the middle ones', where lengths have a bound", "admission",
+    Headline("attainment of the longest tenth of prompts below the middle ones', lengths bounded", "admission",
              r".*: attainment of the middle deciles less that of the longest", "bench-admission", "{:.1%}"),
     Headline("cells with half of the gap closed between the best rival with our admission and a bound", "policy",
              "share_of_cells_with_half_the_gap_closed", "bench-policy", "{:.0%}", at_least=True),
