@@ -70,7 +70,7 @@ bench-connectors: setup ## bench-handoff's second part: vLLM's connectors and Ba
 bench-tiers: setup ## evicted prompts back from host memory, disk and other engines; ranks' caches; real engines, an hour, resumable (ARGS=--quick, --only PART, --publish)
 	@$(BIN)/python -m bench.tiers $(ARGS)
 
-bench-real: setup ## requests in time on two real engines: Baton, the same serving whole, plain vLLM; needs BATON_DATA (ARGS=--quick, --publish)
+bench-real: setup ## requests in time on two real engines: Baton, the same serving whole, plain vLLM; two hours, resumable; needs BATON_DATA (ARGS=--quick, --full, --publish)
 	@$(BIN)/python -m bench.real $(ARGS)
 
 bench-load: setup ## `baton load` beside `vllm bench serve` and guidellm on one mock (ARGS=--quick, --publish)

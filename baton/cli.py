@@ -6,8 +6,11 @@ Kept free of heavy imports: `baton --help` answers in under 0.3 s.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -58,18 +61,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = _parser(words[0] if words else None)
         args, unknown = parser.parse_known_args(words)
         if unknown:
-            _refuse(args.command, unknown)
+            _refuse(args.command, unknown, parser)
         if args.command is None:
             parser.print_help()
             return 2
         args.vllm_args = engine_words
         command = importlib.import_module(f"baton.commands.{args.command}")
-        return int(command.run(args))
+        code = int(command.run(args))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of stdout has ended: no error (`baton.output`)
+        _write_nowhere()
+        return 0
     except UsageError as error:
         print(f"baton: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+    return code
+
+
+def _write_nowhere() -> None:
+    """Lead stdout to nowhere: Python flushes it at the end, and would complain of the closed pipe."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _take_compiled() -> None:
@@ -94,18 +108,31 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line; the whole usage of a command with many flags would hide it."""
 
+    chosen: argparse.ArgumentParser | None = None
+    """The command's own parser, if a command was named."""
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (flags: {self.prog} --help)\n")
 
 
-def _refuse(command: str | None, unknown: list[str]) -> NoReturn:
+def _refuse(command: str | None, unknown: list[str], parser: _Parser) -> NoReturn:
     """End with code 2 for unknown arguments. argparse itself would name `baton --help`, which lists no flag of the
     command.
     """
-    _Parser(prog=f"baton {command}" if command else "baton").error(f"unrecognized arguments: {' '.join(unknown)}")
+    flags = [] if parser.chosen is None else re.findall(r"--[a-z0-9-]+", parser.chosen.format_help())
+    near = [(word, meant) for word in unknown if word.startswith("--") and (meant := _meant(word, flags))]
+    hint = "".join(f"; did you mean {meant} for {word}?" for word, meant in near)
+    told = f"unrecognized arguments: {' '.join(unknown)}{hint}"
+    _Parser(prog=f"baton {command}" if command else "baton").error(told)
 
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
+def _meant(word: str, flags: list[str]) -> str | None:
+    """The flag that was probably meant."""
+    found = difflib.get_close_matches(word.partition("=")[0], flags, n=1, cutoff=0.75)
+    return found[0] if found else None
+
+
+def _parser(chosen: str | None) -> _Parser:
     parser = _Parser(
         prog="baton",
         description="Serve large language models on separate prefill and decode pools.",
@@ -115,9 +142,12 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"baton {__version__}, {compiled.told()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, summary in COMMANDS.items():
-        sub = commands.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
+        sub = commands.add_parser(
+            name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        )  # a flag with a missing letter would be another flag
         if name == chosen:
             module = importlib.import_module(f"baton.commands.{name}")
             sub.description = (module.__doc__ or summary).strip()
             module.add_arguments(sub)
+            parser.chosen = sub
     return parser

@@ -67,6 +67,10 @@ def replay_file(path: Path, policies: Mapping[str, Policy], *, as_json: bool) ->
         found = replay(_entries(path), policies)
     except (ValueError, KeyError, AssertionError) as error:
         raise UsageError(f"--replay {path}: {error}") from None
+    if not found.entries and not found.missing:
+        raise UsageError(
+            f"--replay {path}: no entry of a decision log is in it (`baton router --decision-log` makes one)"
+        )
     _tell(found, as_json=as_json)
     return 1 if found.differences or found.missing else 0
 

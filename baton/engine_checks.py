@@ -123,8 +123,12 @@ async def _prefill(seen: _Seen) -> DoctorFinding:
     """A prefill leg, as the router sends it."""
     body = wire.prefill_body({"model": seen.model, "prompt": "Hello, how are you today?"})
     async with seen.session.post(f"{seen.url}/v1/completions", json=body) as answer:
-        status, text = answer.status, await answer.text()
+        status, text, routed = answer.status, await answer.text(), "X-Baton-Request-Id" in answer.headers
         seen.leg = await answer.json(content_type=None) if status == 200 else {}
+    if routed:
+        return missing(
+            "Prefill leg", "this is one of Baton's routers, not an engine", "give an engine's URL to --engine"
+        )
     if wire.is_ticket_refused(status, text.encode()):
         return note("Prefill leg", "guarded: it takes legs with a router's ticket only, so this was not tried")
     if status != 200:

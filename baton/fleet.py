@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -39,8 +41,25 @@ CONTROLLER_S = 15.0
 RECORD_AGAIN_S = 30.0
 """Time until a record that could not be written is tried again."""
 
-FINAL_CODES = (0, 1, 2)
+USAGE_CODE = 2
+"""How a program ends that refuses its flags, or the cluster file."""
+
+REFUSED_S = 10.0
+"""Time until a program is started again that refuses what it took before: the file has a mistake now, say."""
+
+UNBORN_S = 1.0
+"""The same for one that the system could not start: no process, memory or descriptor was free."""
+
+FINAL_CODES = (0, 1, USAGE_CODE)
 """Exit codes after which a program is not started again: done, failed, wrong usage. Others mean that it was killed."""
+
+
+async def _run(program: Program) -> tuple[int, str]:
+    """Run a program to its end: its exit code, and why it could not be started (empty: it was)."""
+    try:
+        return await program.run(), ""
+    except OSError as error:
+        return os.EX_OSERR, f"it cannot be started: {error.strerror or error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +122,7 @@ class LocalFleet:
 
     `Members` knows its engines, `RouterChild` its router, `Restarts` how often a program is started again, `Board` what
     people see. It has many attributes, as it holds each program of the cluster and the state of starting and stopping.
+    It is long for the same reason: what one program's end means for the others stands in one place.
     """
 
     def __init__(
@@ -178,18 +198,24 @@ class LocalFleet:
         registry's process ended, its `_keep` has already noted why.
         """
         try:
-            await self.registry.wait_ready()
-            self.board.update("registry", "ready")
-        except BatonError as error:
-            self.failure = self.failure or str(error)
+            async with asyncio.TaskGroup() as group:
+                waiting = group.create_task(self.registry.wait_ready(), name="registry-ready")
+                stopped = group.create_task(self.stopping.wait(), name="stopped")
+                await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
+                stopped.cancel()
+        except* BatonError as errors:
+            self.failure = self.failure or str(errors.exceptions[0])
             self._stop()
+        if not self.stopping.is_set():
+            self.board.update("registry", "ready")
 
     async def _keep(self, program: Program) -> None:
         """Run one program, and run it again if it was killed. If it fails for good, `_failed` decides what ends."""
-        restarts = Restarts()
+        restarts, ran = Restarts(), False
         while not self.stopping.is_set():
             member = self.members.of(program)
-            code = await program.run()
+            code, unborn = await _run(program)
             self.codes[program.name] = code
             if self.stopping.is_set():
                 break
@@ -197,7 +223,15 @@ class LocalFleet:
                 self.board.update(program.name, "stopped", "it was told to leave")  # an operator's doing, no failure
                 self._forget(member)
                 return
-            because = "" if code in FINAL_CODES else f"its process ended with {code}"
+            if member is None and ran and code == USAGE_CODE:
+                # It has served, was killed, and refuses its flags or its file now: no reason to end all engines.
+                self.board.update(program.name, "restarting", f"it refuses its start, see its log; in {REFUSED_S:g} s")
+                await self._pause(REFUSED_S)
+                continue
+            because = unborn or ("" if code in FINAL_CODES else f"its process ended with {code}")
+            if unborn:
+                await self._pause(UNBORN_S)
+            ran = ran or not unborn
             if member is not None and not because:
                 because = self.members.move(member)
             if not because or not restarts.may(time.monotonic()):
@@ -213,6 +247,12 @@ class LocalFleet:
         self.board.update(program.name, "stopped")
         if program is self.router.program:
             self._stop_engines()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, at most until the cluster stops."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.stopping.wait()
 
     def _forget(self, member: LocalMember) -> None:
         """Forget an engine that has left, so that no controller lists it, and `baton up` does not wait for it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,21 +76,33 @@ class Controllers:
         """Begin, renew and end controllers as clusters come, change and go."""
         there = self._operator.clusters()
         self._board.keep(there)
-        for key in tuple(self._running):
-            if key not in there or self._operator.seen(*key) is None:
-                await self._end(key)
+        for key in sorted(there.union(self._running)):
+            try:
+                await self._look_at(key, there)
+            except Exception as error:  # one cluster must never stop the others
+                if self._told(key, f"{type(error).__name__}: {error}"):
+                    logger.exception("%s/%s is not sized: a fault of the operator's", *key)
         if not self._operator.may_act():
             self._board.forget()
-        for key in sorted(there):
-            seen = self._operator.seen(*key)
-            if seen is None or seen.resource.spec is None or seen.access.fleet == ():
-                continue
-            if wants_scaling(seen.resource.spec):
-                await self._keep(key, seen, seen.resource.spec)
-            else:
-                self._board.of(*key).advice = ""
-                if key in self._running:
-                    await self._end(key)
+
+    async def _look_at(self, key: Place, there: frozenset[Place]) -> None:
+        """Begin, renew or end the controller of one cluster."""
+        seen = self._operator.seen(*key) if key in there else None
+        spec = None if seen is None else seen.resource.spec
+        if seen is not None and spec is not None and wants_scaling(spec):
+            if seen.access.fleet != ():
+                await self._keep(key, seen, spec)
+            return
+        if spec is not None:
+            self._board.of(*key).advice = ""
+        if key in self._running:
+            await self._end(key)
+
+    def _told(self, key: Place, fault: str) -> bool:
+        """Show a fault in the cluster's status. Returns whether it is another one than at the last look."""
+        wanted = self._board.of(*key)
+        before, wanted.advice = wanted.advice, fault[:300]
+        return wanted.advice != before
 
     async def _keep(self, key: Place, seen: ClusterSeen, spec: Spec) -> None:
         mark = _mark(seen)
@@ -148,7 +161,7 @@ class Controllers:
                 cluster=place.cluster,
                 password_file=files["password"],
                 ca_file=files["ca"],
-                proofs=FleetProofs(keys, UNIX_TIME),
+                proofs=FleetProofs(keys, UNIX_TIME, steady=time.monotonic),
             )
 
         return opened
@@ -197,7 +210,9 @@ def _mark(seen: ClusterSeen) -> str:
 
     file = {name: value for name, value in seen.resource.file.items() if name != "slo"}
     secret = internal_of(seen)
-    made_of = [seen.resource.uid, "" if secret is None else content_of(secret), seen.resource.kubernetes.engine.value]
+    settings = seen.resource.kubernetes
+    told = "" if secret is None else content_of(secret)
+    made_of = [seen.resource.uid, told, settings.engine.value, settings.start_s]
     return json.dumps([file, made_of, _elsewhere(seen)], sort_keys=True)
 
 
@@ -207,10 +222,14 @@ def _elsewhere(seen: ClusterSeen) -> list[str]:
 
 
 def _plan(seen: ClusterSeen, spec: Spec) -> ScalingPlan:
-    """The pools to size, named as workloads are; the operator keeps those that cannot be sized."""
+    """The pools to size, named as workloads are; the operator keeps those that cannot be sized. Instances that come and
+    go without the controller are the operator's replacements (a rollout, an eviction): people order sizes.
+    """
     from k8s.operator.scaling import pool_name
 
-    made = plan_of(spec, seen.resource.kubernetes.engine.value, None, [], dry=bool(_elsewhere(seen)))
+    made_for = seen.resource.kubernetes
+    dry = bool(_elsewhere(seen))
+    made = plan_of(spec, made_for.engine.value, None, [], dry=dry, by_hand=False, start_max_s=made_for.start_s)
     pools = {
         model: tuple(replace(each, name=pool_name(seen.resource.name, each.name)) for each in named)
         for model, named in made.pools.items()

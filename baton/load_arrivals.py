@@ -294,6 +294,10 @@ def _lines(path: Path) -> Iterator[str]:
     Raises:
         UsageError: the file cannot be read.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UsageError(
+            f"{path}: a pipe or a device cannot be read twice (its beginning tells its format): name a file"
+        )
     try:
         with _opened(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape") as text:
             yield from text

@@ -21,10 +21,14 @@ BAD_SHOWN = 3
 _OF_A_LOAD = (
     *("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens", "prefix_groups", "requests"),
     *("duration_s", "trace", "format", "sessions", "think_s", "turns", "fault", "faults", "target", "cluster"),
-    *("out", "token_times"),
+    *("out", "token_times", "model", "tick_ms", "skip_bad", "strict", "chat", "token_ids", "chars_per_token"),
+    *("no_ignore_eos", "extra_body", "header", "api_key_file", "max_concurrency", "no_stages"),
     *FLAGS,
 )
 """Flags that a comparison refuses, by their names in the parsed arguments."""
+
+_WITH_DEFAULTS = {"speed": 1.0, "rate_scale": 1.0, "from_s": 0.0, "senders": 1, "timeout_s": 600.0, "drain_s": 10.0}
+"""The same, of those that have a value if they are not given."""
 
 
 def compare_files(args: argparse.Namespace) -> int:
@@ -34,6 +38,9 @@ def compare_files(args: argparse.Namespace) -> int:
     if args.url is not None or args.find_goodput or args.dry_run or args.html is not None or args.plot is not None:
         raise UsageError("--compare sends nothing: give it two --out files, targets and perhaps --json, no more")
     refuse_given(args, _OF_A_LOAD, "belongs to a load, and --compare sends none")
+    for name, usual in _WITH_DEFAULTS.items():
+        if getattr(args, name) != usual:
+            raise UsageError(f"--{name.replace('_', '-')} belongs to a load, and --compare sends none")
     first, second = args.compare
     told = compare(_records(first), _records(second), targets_of(args), args.seed)
     if args.json:

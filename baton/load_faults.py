@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,9 @@ class Target:
     """The agent's process, the engine's parent; 0: unknown, or not on this machine."""
     born: str = ""
     """When that process was started (`baton.state.born`): a later process with the same number is not killed."""
+
+
+NOT_DUE = "the load ended before it was due"
 
 
 class LoadFaults:
@@ -107,9 +111,13 @@ class LoadFaults:
             task.add_done_callback(self._tasks.discard)
 
     async def ended(self) -> None:
-        """After the load: wait for actions under way."""
+        """After the load: wait for actions under way, and report those that were not due yet."""
         if self._tasks:
             await asyncio.wait(set(self._tasks))
+        for action in self._timeline.handle(math.inf):
+            what = f"{action.do} {action.target}"
+            self.applied.append(Applied(at_s=action.at_s, done_s=action.at_s, what=what, error=NOT_DUE))
+            say(f"{action.at_s:.1f} s: {what} was not done: {NOT_DUE}")
 
     async def _do(self, action: Action, elapsed_s: float) -> None:
         """Do one action, `elapsed_s` seconds after the start of the load."""
@@ -167,7 +175,10 @@ async def _done(action: Action, target: Target) -> str | None:
     if action.asks is Asks.KERNEL:
         if born(target.pid) != target.born:
             return "it is gone already"
-        os.kill(target.pid, signal.SIGKILL)
+        try:
+            os.kill(target.pid, signal.SIGKILL)
+        except OSError as error:
+            return str(error.strerror)
         return None
     if action.asks is Asks.AGENT:
         told = await _asked("POST", f"{target.agent}/{action.do}", action.body)

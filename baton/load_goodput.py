@@ -9,9 +9,9 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from baton.load_arrivals import Loads, loads_of
 from baton.load_found import Goodput
@@ -23,7 +23,18 @@ from loadgen.arrival import Arrival
 from loadgen.record import Record
 from loadgen.replay import RunningLoad, Sending
 from loadgen.report import CPU_SHARE, LATE_MS, Targets, met, sender_limit, spread_ms
-from loadgen.search import WINDOW, Aim, RunTrial, Search, SearchFinished, StopSearch, TrialDone, TrialTick, Try, alone
+from loadgen.search import (
+    WINDOW,
+    Aim,
+    RunTrial,
+    Search,
+    SearchFinished,
+    StopSearch,
+    TrialDone,
+    TrialTick,
+    Try,
+    misses_alone,
+)
 from loadgen.shaping import again
 
 FLAGS: Final = ("attainment", "precision", "repeats", "trial_s", "top_rate", "search_s")
@@ -54,6 +65,8 @@ def check(args: argparse.Namespace) -> None:
         if getattr(args, flag) is not None:
             name = flag.replace("_", "-")
             raise UsageError(f"--{name} is of one load, and --find-goodput sends many: leave one out")
+    if args.dry_run:
+        raise UsageError("--dry-run shows one load, and --find-goodput sends many: leave one out")
     if args.fault or args.faults is not None:
         raise UsageError("--fault has its moment in one load, and --find-goodput sends many: leave one out")
     if args.speed != 1 or args.rate_scale != 1:
@@ -136,7 +149,8 @@ class _Shell:
         arrivals = again(self._loads.load(trial.repeat, trial.requests, trial.rate), trial.number)
         asking = self._sending.asking
         sending = replace(self._sending, asking=replace(asking, salt=f"{asking.salt} {trial.number}"))
-        judge = _Judge(arrivals, self._targets, self.search.aim.attainment, self._sender)
+        longest = tokens_asked(asking.extra)
+        judge = _Judge(arrivals, self._targets, self.search.aim.attainment, self._sender, longest)
         ends = self.search.next_wakeup()
 
         def tick(load: RunningLoad) -> None:
@@ -173,33 +187,35 @@ NEVER_SENT: Final = 0.5
 class _Judge:
     """One running trial: whether the requests that count attain; ends the trial as soon as that is certain."""
 
-    def __init__(self, arrivals: Sequence[Arrival], targets: Targets, share: float, sender: Sender) -> None:
+    def __init__(
+        self, arrivals: Sequence[Arrival], targets: Targets, share: float, sender: Sender, longest: int = 0
+    ) -> None:
+        """`longest`: tokens that answers may have though the load asks for fewer (`tokens_asked`)."""
         first, last = math.floor(WINDOW[0] * len(arrivals)), math.ceil(WINDOW[1] * len(arrivals))
-        self._window = {number: _deadline_s(arrivals[number], targets) for number in range(first, last)}
+        self._window = {number: _deadline_s(arrivals[number], targets, longest) for number in range(first, last)}
         """Requests that count and have not ended: the second of the load from which each has missed for certain."""
         self._counted = len(self._window)
         self._span_s = arrivals[-1].at_s if arrivals else 0.0
+        self._share = share
         self._may_miss = math.floor((1 - share) * self._counted + 1e-9)
         self._targets, self._sender = targets, sender
         self._missed = self._missed_sent = self._overdue = 0
-        self._spans: list[tuple[float, float]] = []
-        """When each request was sent, and when it ended, in seconds of the load."""
-        self._misses: list[int] = []
-        """Which of them count and missed."""
+        self._ended: list[tuple[float, float, bool]] = []
+        """When each request was sent, when it ended (seconds of the load), and whether it missed; also of those that do
+        not count."""
         self._late_s: list[float] = []
         self._cut = False
         self.out_of_time = False
 
     def take(self, record: Record) -> None:
         """Take the record of a request that has ended."""
-        self._spans.append((record.sent_s, record.end_s))
+        missed = not self._cut and not met(record, self._targets)
+        self._ended.append((record.sent_s, record.end_s, missed))
         if self._cut:
             return
         self._late_s.append(record.sent_s - record.at_s)
         if self._window.pop(record.request, None) is not None:
-            missed = not met(record, self._targets)
             self._missed += missed
-            self._misses += [len(self._spans) - 1] * missed
             self._missed_sent += not met(record, self._targets, from_sent=True)
 
     def tick(self, load: RunningLoad) -> None:
@@ -215,7 +231,6 @@ class _Judge:
     def verdict(self, trial: RunTrial, sent: LoadSent) -> Try:
         """The trial's result."""
         holds = not self._window and self._missed <= self._may_miss
-        apart = alone(self._spans)
         return Try(
             repeat=trial.repeat,
             rate=trial.rate,
@@ -223,7 +238,7 @@ class _Judge:
             counted=self._counted,
             attained=self._counted - len(self._window) - self._missed,
             whole=not self._window,
-            alone=sum(apart[at] for at in self._misses) > self._may_miss,
+            misses_alone=misses_alone(self._ended, self._share),
             sender_late=self._spoilt(sent, holds=holds),
         )
 
@@ -248,12 +263,18 @@ class _Judge:
         return sender_limit(late, share) if forgiven or (late.p99 or 0.0) > bearable_ms else ""
 
 
-def _deadline_s(arrival: Arrival, targets: Targets) -> float:
+def tokens_asked(extra: Mapping[str, Any]) -> int:
+    """The most tokens of an answer that the fields of `--extra-body` ask for; 0: they say nothing of it."""
+    names = ("max_tokens", "max_completion_tokens", "min_tokens")
+    return max((said for name in names if type(said := extra.get(name)) is int), default=0)
+
+
+def _deadline_s(arrival: Arrival, targets: Targets, longest: int) -> float:
     """The second of the load from which a request that has not ended has missed; infinite if no target bounds its end.
 
     An answer of n tokens that keeps both targets has ended after TTFT + (n - 1) TPOT.
     """
     limits_ms = [] if targets.e2e_ms is None else [targets.e2e_ms]
     if targets.ttft_ms is not None and targets.tpot_ms is not None:
-        limits_ms.append(targets.ttft_ms + targets.tpot_ms * max(0, arrival.output_tokens - 1))
+        limits_ms.append(targets.ttft_ms + targets.tpot_ms * max(0, arrival.output_tokens - 1, longest - 1))
     return arrival.at_s + min(limits_ms, default=math.inf) / 1000

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol, Self
 
+from baton.api_key_file import api_key_in
 from baton.load_arrivals import PlannedLoad
 from baton.load_faults import LoadFaults
 from baton.load_sending import LoadSent, ManySenders, OneSender, Sender
@@ -218,13 +219,5 @@ def headers_of(args: argparse.Namespace) -> dict[str, str]:
     Raises:
         UsageError: the file of the API key cannot be used.
     """
-    found = dict(args.header)
-    if args.api_key_file is not None:
-        try:
-            key = args.api_key_file.read_text().strip()
-        except (OSError, UnicodeError) as error:
-            raise UsageError(f"--api-key-file {args.api_key_file}: {error}") from None
-        if not key.isprintable() or not key.isascii():
-            raise UsageError(f"--api-key-file {args.api_key_file}: holds more than one line of printable characters")
-        found["Authorization"] = f"Bearer {key}"
-    return found
+    key = api_key_in(args.api_key_file)
+    return {**dict(args.header), **({} if key is None else {"Authorization": f"Bearer {key}"})}

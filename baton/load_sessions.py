@@ -6,6 +6,7 @@ import argparse
 import math
 
 from baton.load_arrivals import REQUESTS, PlannedLoad, lengths_from
+from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
 from loadgen.body import Asking
 from loadgen.sessions import SessionPlan, Sessions, Think, think_of
@@ -31,6 +32,9 @@ def check(args: argparse.Namespace) -> None:
         if getattr(args, flag) is not None:
             name = flag.replace("_", "-")
             raise UsageError(f"--{name} belongs to an open loop, --sessions to a closed one: give one")
+    refuse_given(args, ("format", "tick_ms"), "is of a trace, and --sessions makes its load up")
+    if args.from_s:
+        raise UsageError("--from-s is of a trace, and --sessions makes its load up")
     if args.senders > 1:
         raise UsageError("--senders shares a schedule, and --sessions has none: leave one out")
     if args.speed != 1 or args.rate_scale != 1:

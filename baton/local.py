@@ -93,18 +93,26 @@ class Program:
         self.log = log
         self._on_event = on_event
         self._process: asyncio.subprocess.Process | None = None
+        self._starting = False
+        self._when_started: Callable[[], None] | None = None
+        """What was asked of the child while it was being started, last."""
         self.last_words: deque[str] = deque(maxlen=STDERR_LINES_KEPT)
 
     async def run(self) -> int:
         """Start the child and read it to its end; return its exit code (negative: killed by that signal)."""
         self.last_words.clear()
-        self._process = process = await asyncio.create_subprocess_exec(
-            *self.argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches this process only, which decides the order of stopping
-        )
+        self._starting, self._when_started = True, None
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *self.argv,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C reaches this process only, which decides the order of stopping
+            )
+        finally:
+            self._starting = False
+        self._do_postponed()
         assert process.stdout is not None
         assert process.stderr is not None
         async with asyncio.TaskGroup() as group:
@@ -136,16 +144,30 @@ class Program:
 
     def stop(self) -> None:
         """Ask the child to drain and end."""
-        self._signal(signal.SIGTERM)
+        if not self._postponed(self.stop):
+            self._signal(signal.SIGTERM)
 
     def close(self) -> None:
         """Close the pipe to the child (its lifeline): it ends without a drain, but in order."""
+        if self._postponed(self.close):
+            return
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
 
     def kill(self) -> None:
         """End the child now; its own children notice and end too."""
-        self._signal(signal.SIGKILL)
+        if not self._postponed(self.kill):
+            self._signal(signal.SIGKILL)
+
+    def _do_postponed(self) -> None:
+        if self._when_started is not None:
+            self._when_started()
+
+    def _postponed(self, ask: Callable[[], None]) -> bool:
+        """Whether the child is being started: it is asked once it is there."""
+        if self._starting:
+            self._when_started = ask
+        return self._starting
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from baton.model_sizes import sizes_of
+from baton.number_flags import LARGEST, shown
 from cluster.errors import UsageError
 from cluster.ids import InstanceId, ranks_of
 from cluster.instance import Role
 from costs.cost import costs_of
-from costs.hardware import gpu_named, kv_dtype_named
+from costs.hardware import gpu_named, is_kv_dtype_priced, kv_dtype_named
 from costs.memory import batched_tokens_default, seqs_default
 from costs.power import cap_of
 from costs.shape import Spans
-from costs.shipped import model_named, profiles
+from costs.shipped import profiles
 from costs.transfer import NIC_LATENCY_MS, Link, copies, nic, paths
 from engine.mock.settings import MS, Ends, MockSettings, SimpleCosts
 from engine.twin.config import StepCosts, TwinConfig, Version
@@ -135,12 +136,18 @@ _LEAST = {
 }  # fmt: skip
 """Least value of each flag that takes a number."""
 
+_LARGEST = {"tp": 1024, "dp": 1024, "block_size": 1 << 20, "kv_blocks": 1 << 32}
+"""Largest values of some; of others it is `LARGEST`."""
+
 
 def _check_numbers(args: argparse.Namespace) -> None:
     for name, least in _LEAST.items():
         value = getattr(args, name)
-        if value is not None and not (value >= least and math.isfinite(value)):
-            raise UsageError(f"--{name.replace('_', '-')} {value:g}: it must be at least {least:g}")
+        most = _LARGEST.get(name, LARGEST)
+        if value is not None and not least <= value <= most:
+            raise UsageError(
+                f"--{name.replace('_', '-')} {shown(value)}: it must be at least {least:g}, up to {most:g}"
+            )
     if not 0 <= args.port <= 65535:
         raise UsageError(f"--port {args.port}: a port is a number from 0 to 65535")
     count = sum(read_instances(args.instances).values())
@@ -173,8 +180,12 @@ def _simple(args: argparse.Namespace) -> _Engine:
 
 def _modelled(args: argparse.Namespace) -> _Engine:
     """An engine whose steps take the time that the cost model predicts for the GPU."""
-    model, gpu, shape = model_named(args.model), gpu_named(args.gpu), Spans(tp=args.tp, dp=args.dp)
+    model, gpu, shape = sizes_of(args.model), gpu_named(args.gpu), Spans(tp=args.tp, dp=args.dp)
+    if (why := model.undivided_heads(args.tp)) is not None:
+        raise UsageError(f"--tp {args.tp}: {why}")
     kv_dtype = kv_dtype_named(args.kv_cache_dtype)
+    if args.kv_cache_dtype and not is_kv_dtype_priced(args.kv_cache_dtype):
+        raise UsageError(f"--kv-cache-dtype {args.kv_cache_dtype}: mocks do not know its size; leave it out")
     costs = costs_of(
         model, gpu, shape, profiles=profiles(), kv_dtype=kv_dtype, batched_tokens=args.max_num_batched_tokens
     )
@@ -197,6 +208,8 @@ def _modelled(args: argparse.Namespace) -> _Engine:
 
 def _config(args: argparse.Namespace, role: Role, engine: _Engine) -> TwinConfig:
     blocks = args.kv_blocks or engine.kv_tokens // args.block_size
+    if not blocks:
+        raise UsageError(f"--block-size {args.block_size}: the KV cache has {engine.kv_tokens:,} tokens, not one block")
     longest = args.max_model_len or min(LENGTH_DEFAULT, blocks * args.block_size)
     if longest > blocks * args.block_size:
         have = f"{blocks} blocks of {args.block_size}"

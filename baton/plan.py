@@ -14,6 +14,7 @@ from cluster.instance import Role
 from cluster.spec import Spec, flags, instances
 from cluster.spec.plan import PlannedInstance, one_of_each
 from cluster.spec.settings import NO_TIERS, KvTiers
+from engine.tiny import NAME
 from engine.vllm.command import workers
 from engine.vllm.hardware import EngineHardware
 from engine.vllm.placement import MachineShare, of_type, share
@@ -27,7 +28,7 @@ SIDE_CHANNEL_STEP = 32
 """vLLM adds the data-parallel rank to a side channel's port: leave room between two engines."""
 
 
-TINY_NAME = "baton-tiny"
+TINY_NAME = NAME
 """In a cluster file: the model that ships."""
 
 
@@ -191,7 +192,7 @@ def _wanted(spec: Spec, each: PlannedInstance, vllm_args: list[str], engine: str
     return WantedEngine(
         name=each.name,
         role=each.role,
-        model=None if each.model == TINY_NAME else each.model,
+        model=None if each.model == TINY_NAME and engine != "mock" else each.model,
         served_name=each.served_name,
         vllm_args=(*own, *vllm_args),
         engine=engine,

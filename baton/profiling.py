@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import aiohttp
 
+from cluster.errors import UsageError
 from costs.fit import DecodeRow, PrefillRow
 from engine.vllm.metrics import parse_load
 from loadgen.body import Asking
-from loadgen.http import LoadConnections
+from loadgen.http import Failed, LoadConnections
 from loadgen.measure import (
     EngineLimits,
     Point,
@@ -171,6 +172,9 @@ async def round_trip_s(url: str) -> float:
     """Median time of `ROUND_TRIPS` requests for /health, whose answer is empty: network, and HTTP on both sides.
 
     It is no part of a step.
+
+    Raises:
+        UsageError: the engine does not answer.
     """
     pool = LoadConnections(url)
     request = f"GET {pool.base}/health HTTP/1.1\r\nHost: {pool.netloc}\r\n\r\n".encode()
@@ -181,7 +185,12 @@ async def round_trip_s(url: str) -> float:
             connection = pool.idle() or await pool.connect()
             began = time.perf_counter()
             connection.send(request, heard)
-            taken.append(await heard.at - began)
+            async with asyncio.timeout(PAGE_S):
+                taken.append(await heard.at - began)
+    except Failed as failed:
+        raise UsageError(f"{url}/health does not answer: {failed}") from None
+    except TimeoutError:
+        raise UsageError(f"{url}/health does not answer within {PAGE_S:g} s: is the engine well?") from None
     finally:
         pool.close()
     return statistics.median(taken)

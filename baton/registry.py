@@ -72,4 +72,8 @@ def open_registry(args: argparse.Namespace, proofs: Proofs | None = None) -> Reg
 
 def fleet_proofs(keys: KeyFile[tuple[SigningKey, ...]] | None, *, accepts_unproven: bool = False) -> FleetProofs | None:
     """The proofs of a program with the fleet's ticket keys; None without keys."""
-    return None if keys is None else FleetProofs(keys.get, UNIX_TIME, accepts_unproven=accepts_unproven)
+    return (
+        None
+        if keys is None
+        else FleetProofs(keys.get, UNIX_TIME, accepts_unproven=accepts_unproven, steady=time.monotonic)
+    )

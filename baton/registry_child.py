@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import unquote, urlsplit
 
 from baton.ports import HeldPorts
+from baton.ticket_keys import write_private
 from cluster.errors import BatonError
 from cluster.registry.launch import registry_command
 from cluster.registry.redis import RedisRegistry
@@ -21,6 +23,15 @@ READY_S = 20.0
 """Longest wait for the registry: Redis answers within a second, the stand-in within two, a busy machine needs more."""
 
 
+def parted(url: str) -> tuple[str, str]:
+    """A registry's URL without its password, and the password; empty: it has none."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url, ""
+    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{user}@{host}" if user else host).geturl(), unquote(parts.password)
+
+
 class RegistryElsewhere:
     """A registry that runs already. Use it as a context, like `RegistryChild`."""
 
@@ -29,7 +40,11 @@ class RegistryElsewhere:
 
     def __init__(self, cluster: str, url: str, password_file: Path | None, ca_file: Path | None) -> None:
         self.cluster = cluster
-        self.url = url
+        self.url, password = (url, "") if password_file is not None else parted(url)
+        self._private: tempfile.TemporaryDirectory[str] | None = None
+        if password:  # in a flag every user of the machine would read it
+            self._private = tempfile.TemporaryDirectory(prefix="baton-registry-")
+            password_file = write_private(Path(self._private.name) / "password", password)
         self.password_file = password_file
         self.ca_file = ca_file
         self.say = url.rpartition("@")[2]  # never a password
@@ -38,7 +53,8 @@ class RegistryElsewhere:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        return
+        if self._private is not None:
+            self._private.cleanup()
 
     def words(self) -> list[str]:
         """Flags by which Baton's other programs find the registry."""

@@ -35,7 +35,7 @@ from goodput.actuate.protocol import Actuator
 from goodput.actuate.scaler import ScaledFleet, Scaler
 from goodput.bounds import EngineBounds
 from goodput.budget import Budget, Footprint
-from goodput.control_rules import ControlRules
+from goodput.control_rules import START_MAX_S, ControlRules
 from goodput.controller import Controller
 from goodput.demand import ClassPromise
 from goodput.fixed import FixedPools
@@ -70,6 +70,10 @@ class MadePools:
     dry: bool = False
     resizes: bool = True
     """False: every pool is kept at the file's size."""
+    by_hand: bool = True
+    """Whether a role keeps for a while a size that a person has changed without an order (`goodput.manual`)."""
+    start_max_s: float = START_MAX_S
+    """Seconds after which an engine's agent gives its start up."""
     promises: Mapping[str, ClassPromise] | None = None
     """By class, the targets at the beginning; None: not noted (logs of earlier versions)."""
 
@@ -115,7 +119,15 @@ def wants_scaling(spec: Spec) -> bool:
 
 
 def plan_of(
-    spec: Spec, engine: str, gpu_found: str | None, vllm_args: list[str], *, dry: bool = False, resizes: bool = True
+    spec: Spec,
+    engine: str,
+    gpu_found: str | None,
+    vllm_args: list[str],
+    *,
+    dry: bool = False,
+    resizes: bool = True,
+    by_hand: bool = True,
+    start_max_s: float = START_MAX_S,
 ) -> ScalingPlan:
     """Which pools of a cluster file to size, and by which rules; `off` names models that cannot be sized.
 
@@ -126,6 +138,8 @@ def plan_of(
         vllm_args: words after ``--`` on the command line.
         dry: decide only, and do nothing.
         resizes: False keeps every pool at the file's size.
+        by_hand: whether a size that a person has changed without an order is kept for a while.
+        start_max_s: seconds after which an engine's agent gives its start up.
     """
     pools: dict[str, tuple[ScalingPool, ...]] = {}
     members: dict[str, dict[str, SimulatedMember]] = {}
@@ -140,14 +154,25 @@ def plan_of(
             members[model.api_name] = {pool.name: one for pool, one in made_of}
         except UsageError as error:
             off[model.api_name] = str(error)
+        except (ArithmeticError, ValueError) as error:  # `memory_gib: 1e308`: the other models are sized all the same
+            off[model.api_name] = f"nothing can be computed from its settings ({type(error).__name__}: {error})"
     kept = {
         model.api_name: {stem: (role, pool.at_start) for stem, (its, role, pool) in stems(spec).items() if its is model}
         for model in spec.models
         if model.api_name in off
     }
     counts = {name: each.count for name, each in spec.hardware.items() if each.count is not None}
-    rules = ControlRules(budget=Budget(gpus=counts), dry=dry, checks=True)
-    made = MadePools(engine=engine, gpu=gpu_found, vllm_args=tuple(vllm_args), dry=dry, resizes=resizes)
+    rules = ControlRules(budget=Budget(gpus=counts), dry=dry, checks=True, start_max_s=start_max_s)
+    rules = rules if by_hand else replace(rules, manual_s=0.0)
+    made = MadePools(
+        engine=engine,
+        gpu=gpu_found,
+        vllm_args=tuple(vllm_args),
+        dry=dry,
+        resizes=resizes,
+        by_hand=by_hand,
+        start_max_s=start_max_s,
+    )
     promises = {name: _promise(slo) for name, slo in spec.slo.items()}
     return ScalingPlan(made=made, pools=pools, promises=promises, rules=rules, members=members, off=off, kept=kept)
 
@@ -206,6 +231,7 @@ def _pool(
             price_per_hour=(price or 0.0) * pool.shape.gpus,
             power_w=gpu.tdp_w * pool.shape.gpus,
         ),
+        ranks=pool.shape.dp,
         first_token_ms=costs.first_token_ms,
         min=pool.min,
         max=pool.at_most,

@@ -45,15 +45,32 @@ def decisions(path: Path, *, held: bool = False) -> Iterator[Shown]:
     """All decisions of a log, oldest first; those that changed nothing only with `held`.
 
     Raises:
-        UsageError: the file cannot be read.
+        UsageError: the file cannot be read, or is another's.
     """
+    for line in _lines(path):
+        for kind, effect in line.effects:
+            if kind == "Told" and (held or effect["decision"]["what"] != "hold"):
+                yield Shown(line.at, line.model, effect["decision"])
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    """The lines of a log that a controller wrote; an empty file is one of a controller that has just begun.
+
+    Raises:
+        UsageError: it cannot be read, or is another file: none of its lines is a controller's.
+    """
+    some = False
     try:
         for line in lines(path):
-            for kind, effect in line.effects:
-                if kind == "Told" and (held or effect["decision"]["what"] != "hold"):
-                    yield Shown(line.at, line.model, effect["decision"])
+            some = True
+            yield line
+        size = path.stat().st_size
     except OSError as error:
         raise UsageError(f"{path}: {(error.strerror or str(error)).lower()}") from None
+    if not some and size:
+        raise UsageError(
+            f"{path}: no line of it is of a controller's log (`baton plan` and `baton explain` read those)"
+        )
 
 
 def words(shown: Shown) -> list[str]:
@@ -99,7 +116,16 @@ def decide_again(file: str, log: Path) -> ReplayedDecisions:
     lives, events = 0, 0
     different: list[str] = []
     for made, model, logged in _lives(log):
-        plan = plan_of(spec, made.engine, made.gpu, list(made.vllm_args), dry=made.dry, resizes=made.resizes)
+        plan = plan_of(
+            spec,
+            made.engine,
+            made.gpu,
+            list(made.vllm_args),
+            dry=made.dry,
+            resizes=made.resizes,
+            by_hand=made.by_hand,
+            start_max_s=made.start_max_s,
+        )
         name = _name(plan, model)
         if name is None:
             there = ", ".join([*plan.kept, *plan.pools])
@@ -129,7 +155,7 @@ def _lives(log: Path) -> Iterator[tuple[MadePools, str, list[Line]]]:
     """
     made: MadePools | None = None
     found: dict[str, list[Line]] = {}
-    for line in lines(log):
+    for line in _lines(log):
         if line.began is not None or line.lost:
             if made is not None:
                 yield from ((made, model, logged) for model, logged in found.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -31,6 +32,13 @@ def stopping_signals(ask: Callable[[], None]) -> Iterator[None]:
             for number in STOPPING:
                 loop.remove_signal_handler(number)
             ignore_stopping_signals()
+
+
+def end_in_order() -> None:
+    """Until `stopping_signals`, let SIGTERM end this process as an exception does: what was begun is cleaned up, such
+    as a folder with a password.
+    """
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 def ignore_stopping_signals() -> None:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from baton import clusterfile
 from baton.gpus import as_told
+from baton.model_sizes import sizes_of
 from cluster.errors import UsageError
-from cluster.ids import InstanceId, ranks_of
+from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.spec import POLICY, Hardware, PlannedInstance, SloClass, Spec, instances
 from costs import shipped
 from costs.hardware import gpu_named
-from costs.model import ModelShape
 from costs.power import cap_of
 from costs.shape import Spans
 from loadgen.report import Targets
 from router.core.slo import promises_of
 from router.core.values import Promise
 from sim.engine_args import engine_of, read_words, unread_line
-from sim.fleet import SimulatedMember, member
+from sim.fleet import SimulatedMember, as_ranks, member
 from sim.startup import StartUp
 
 MODEL, GPU = "meta-llama/Llama-3.1-8B", "H100-SXM"
@@ -85,6 +84,10 @@ def _from_flags(args: argparse.Namespace, *, contents: bool) -> PlannedSimulatio
     for role, count in counts.items():
         if count and getattr(args, f"tp_{role.value}") == 0:
             raise UsageError(f"--tp-{role.value} 0: write a whole number of GPUs, 1 or more")
+        if not count and getattr(args, f"tp_{role.value}") is not None:
+            raise UsageError(
+                f"--tp-{role.value} is of instances that the fleet has none of: give --{role.value} N, too"
+            )
     members, notes = _members(listed, {}, args, contents=contents)
     targets = Targets(args.ttft_ms, args.tt2t_ms, args.tpot_ms, args.e2e_ms)
     return PlannedSimulation(members=members, model=model, targets=targets, notes=notes)
@@ -106,6 +109,12 @@ def _from_file(args: argparse.Namespace, *, contents: bool) -> PlannedSimulation
     if not listed:
         raise UsageError(f"{args.cluster}: {chosen.api_name} starts with no instance; give its pools `start`")
     members, notes = _members(listed, spec.hardware, args, contents=contents)
+    if spec.slo and not Targets(args.ttft_ms, args.tt2t_ms, args.tpot_ms, args.e2e_ms).any:
+        notes = (
+            *notes,
+            f"requests without a class are judged as `{next(iter(spec.slo))}`; a router serves them best effort: send "
+            "`x-slo-class`, or give tenants a default_class",
+        )
     if len(spec.models) > 1:
         notes = (*notes, f"one model at a time: {chosen.api_name}; --model names another")
     return PlannedSimulation(
@@ -153,7 +162,7 @@ def _members(
             name = each.gpu or args.gpu or GPU
             costs, config = engine_of(
                 each.role,
-                model_of(each.model),
+                sizes_of(each.model),
                 as_told(gpu_named(name), hardware),
                 shape,
                 words,
@@ -168,18 +177,11 @@ def _members(
                 flips=each.flips,
                 startup=_startup(args),
             )
-        found += _ranks(replace(made[key], name=each.name))
+        found += as_ranks(replace(made[key], name=each.name))
     notes = [f"{made_.name}: {made_.costs.because}" for made_ in made.values()]  # type: ignore[attr-defined]
     if unread:
         notes.append(unread_line(list(unread)))
     return tuple(found), tuple(notes)
-
-
-def _ranks(engine: SimulatedMember) -> list[SimulatedMember]:
-    """An engine as its data parallel ranks, each a member with its part of the engine's GPUs. Costs are one rank's."""
-    dp = engine.shape.dp
-    share = replace(engine, gpus=engine.gpus // dp, nic_gb_s=engine.nic_gb_s / dp)
-    return [replace(share, name=name) for name in ranks_of(engine.name, dp)]
 
 
 def _startup(args: argparse.Namespace) -> StartUp | None:
@@ -208,21 +210,3 @@ def read_gpus(text: str, flag: str) -> dict[str, int]:
             raise UsageError(f"{flag} names {gpu} twice")
         found[gpu] = int(count)
     return found
-
-
-def model_of(name: str) -> ModelShape:
-    """A shipped model by its name, or a model by its folder or config.json.
-
-    Raises:
-        UsageError: the name is neither.
-    """
-    path = Path(name)
-    file = path / "config.json" if path.is_dir() else path
-    if shipped.find_model(name) is None and file.suffix == ".json" and file.exists():
-        try:
-            return shipped.model_in(file, name)
-        except UsageError as error:
-            raise UsageError(f"{name}: {error}") from None
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{file}: {error}") from None
-    return shipped.model_named(name)

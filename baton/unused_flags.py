@@ -13,7 +13,7 @@ def refuse_given(args: argparse.Namespace, names: Iterable[str], because: str) -
 
     Args:
         args: the command's.
-        names: as in `args`, such as ``trial_s`` for ``--trial-s``. A flag that is not given is None, False or [].
+        names: as in `args`, such as ``trial_s`` for ``--trial-s``. A flag that is not given is None, False, [] or {}.
         because: the rest of the message after the flag's name: why it has no effect, and what to do.
 
     Raises:
@@ -21,5 +21,5 @@ def refuse_given(args: argparse.Namespace, names: Iterable[str], because: str) -
     """
     for name in names:
         value = getattr(args, name)
-        if value is not None and value is not False and value != []:
+        if value is not None and value is not False and value not in ([], {}):
             raise UsageError(f"--{name.replace('_', '-')} {because}")

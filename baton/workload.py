@@ -41,7 +41,8 @@ PROCESSES: Mapping[str, Callable[[float, float, np.random.Generator], Iterator[f
 
 
 def workload(path: Path, seed: int, *, strict: bool = False) -> list[Arrival]:
-    """All requests of a workload file, in the order of time. `strict`: no row of a trace of lengths may be bad.
+    """All requests of a workload file, in the order of time. `strict`: no row of a trace of lengths may be bad. `seed`
+    goes before the file's own; 0: the file's.
 
     Raises:
         UsageError: the file cannot be read, or a setting cannot be used; the message names the part and the field.
@@ -58,10 +59,10 @@ def workload(path: Path, seed: int, *, strict: bool = False) -> list[Arrival]:
     duration_s = _number(path, "duration_s", tree.get("duration_s", DURATION_S))
     if duration_s > SPAN_MAX_S:
         raise UsageError(f"--workload {path}: duration_s is {duration_s:g}: a load lasts up to {SPAN_MAX_S:g} s")
-    chosen: Any = tree.get("seed", seed)
+    chosen: Any = tree.get("seed", 0)
     if isinstance(chosen, bool) or not isinstance(chosen, int) or chosen < 0:
         raise UsageError(f"--workload {path}: seed is {chosen!r}: must be a whole number of 0 at least")
-    rng = np.random.default_rng(chosen)
+    rng = np.random.default_rng(seed or chosen)
     streams = [
         _part(path, name, part, duration_s, rng.spawn(1)[0], strict=strict) for name, part in tree["parts"].items()
     ]

@@ -106,6 +106,7 @@ class _Session:
 
     async def _ask(self, messages: Sequence[dict[str, str]], due_s: float, name: str) -> str | None:
         request, listener = self._request(messages, name), _Answer(asyncio.get_running_loop().create_future())
+        sent_s = due_s
         try:
             async with asyncio.timeout(ANSWER_S):
                 connection = self.pool.idle() or await self.pool.connect()

@@ -180,9 +180,9 @@ def tables(figures: Mapping[str, Mapping[str, Any]]) -> list[Table]:
             medians = (f"{statistics.median(mine[part][name]):.0f}" for name in ROUTERS)
             rows.append([WAYS[way], part, *medians, times(over(mine, part, *FORCED)),
                          f"{times(over(mine, part, 'choice', best))} {best}"])  # fmt: skip
-        for said, part in (("learning", mine["learning"]), ("turns", mine)):
-            found = (f"{place}: {extra:+.1f}" for place, extra in part["extra_ms"].items())
-            legs.append([WAYS[way], said, *(str(part["legs"][name]) for name in COUNTS), ", ".join(found)])
+        for said, seen in (("learning", mine["learning"]), ("turns", mine)):
+            found = (f"{place}: {extra:+.1f}" for place, extra in seen["extra_ms"].items())
+            legs.append([WAYS[way], said, *(str(seen["legs"][name]) for name in COUNTS), ", ".join(found)])
     return [
         Table(f"Milliseconds from sending to the first and the second token, prompts of {TOKENS} tokens: medians of "
               "turns; ratios are medians over turns (intervals by order statistics)",

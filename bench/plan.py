@@ -32,8 +32,9 @@ import msgspec
 
 from baton.planning import EFFORT, Planner, SearchResult, Task, plan, price_per_hour
 from bench import inputs, plan_averages, plan_papers, plan_rivals
-from bench.plan_loads import ATTAINMENT, HELD_OUT, RATES, Trace, averaged, averages, task_of, traces
+from bench.plan_loads import ATTAINMENT, HELD_OUT, RATES, averaged, averages, task_of, traces
 from bench.plan_rivals import Plan
+from bench.policy_grid import Trace
 from bench.published import DOCS, Table, machine, note_of, publish, result, say, show, target
 from costs.hardware import gpu_named
 from sim.evaluate import evaluate, holds

@@ -45,9 +45,9 @@ CONTROLLER: Final = (
     *(
         f"goodput/{name}.py"
         for name in (
-            "blocked", "changes", "control_rules", "controller", "counters", "decision", "decisionlog", "failover",
-            "flips", "forecast", "forecasters", "manual", "margin", "needs", "standing", "startups", "stretches",
-            "swings", "traffic",
+            "blocked", "changes", "control_rules", "controller", "counters", "decision", "decisionlog",
+            "failed_starts", "failover", "flips", "forecast", "forecasters", "manual", "margin", "needs", "overdue",
+            "scale_down", "standing", "startups", "stretches", "swings", "traffic",
         )
     ),
     "sim/checked.py",

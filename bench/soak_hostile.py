@@ -101,9 +101,9 @@ class Hostile:
 
     async def _slow_reader(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(CHAT) + CHAT)
-        writer.transport.pause_reading()
+        _reading(writer).pause_reading()
         await asyncio.sleep(HOLD_S / 2)
-        writer.transport.resume_reading()
+        _reading(writer).resume_reading()
         for _ in range(self._chance.randrange(1, 8)):
             await reader.read(64)
             await asyncio.sleep(REST_S)
@@ -114,10 +114,16 @@ class Hostile:
         await asyncio.sleep(HOLD_S * (1 + self._chance.random()))
 
     async def _pipeline(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.transport.pause_reading()
+        _reading(writer).pause_reading()
         models = b"GET /v1/models HTTP/1.1\r\nHost: soak\r\n\r\n"
         writer.write((HEAD + b"Content-Length: 2\r\n\r\n{}") * PIPELINED + models * PIPELINED)
         await asyncio.sleep(HOLD_S)
+
+
+def _reading(writer: asyncio.StreamWriter) -> asyncio.ReadTransport:
+    """The connection as something to read from: one of TCP is both."""
+    assert isinstance(writer.transport, asyncio.ReadTransport)
+    return writer.transport
 
 
 def phase_at(seconds: float) -> tuple[bool, float]:

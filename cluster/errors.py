@@ -23,6 +23,16 @@ class UsageError(BatonError):
     """The user gave something that Baton cannot use. The message names the field, the value and the fix."""
 
 
+_UNFIT_ADDRESS = frozenset({errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL})
+
+
+def is_address_fault(error: OSError) -> bool:
+    """Whether a server cannot listen because of the address it was given: taken, forbidden, of another machine, or no
+    address. `getaddrinfo` reports the last with negative numbers.
+    """
+    return error.errno in _UNFIT_ADDRESS or (error.errno or 0) < 0
+
+
 def cannot_listen(host: str, port: int, error: OSError, flag: str) -> UsageError:
     """A server cannot listen on this address.
 

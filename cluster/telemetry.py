@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+
+CLOSE_S: Final = 2.0
+"""Seconds for the last spans at a program's end."""
 
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 
@@ -55,7 +59,7 @@ def tracing(service: str) -> Tracing | None:
 
     named = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service)})
     ids: Any = TraceIds()
-    provider = TracerProvider(resource=named, id_generator=ids)
+    provider = TracerProvider(resource=named, id_generator=ids, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_exporter()))
     return Tracing(provider)
 
@@ -159,8 +163,12 @@ class Tracing:
         return kept
 
     def close(self) -> None:
-        """Send the spans that are not sent yet."""
-        self._provider.shutdown()
+        """Send the spans that are not sent yet, for at most `CLOSE_S`: while no collector answers, the library tries
+        again for half a minute, and no program should end that late.
+        """
+        sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        sending.start()
+        sending.join(CLOSE_S)
 
 
 _LOW_64: Final = (1 << 64) - 1

@@ -380,7 +380,9 @@ def is_ticket_refused(status: int, body: bytes) -> bool:
 def read_transfer(answer: Mapping[str, Any]) -> TransferFields | None:
     """The hold that P's answer describes; None if P kept nothing (no connector, or nothing to hand over)."""
     fields = answer.get("kv_transfer_params")
-    if isinstance(fields, _OBJECT) and fields.get("do_remote_prefill") and fields.get("remote_block_ids"):
+    if not isinstance(fields, _OBJECT) or not isinstance(fields.get("remote_block_ids"), (list, tuple)):
+        return None
+    if fields["remote_block_ids"] and fields.get("do_remote_prefill"):
         return TransferFields(dict(fields))
     return None
 

@@ -61,6 +61,22 @@ def kv_dtype_named(word: object) -> Dtype | None:
     return next((dtype for beginnings, dtype in found if word.startswith(beginnings)), None)
 
 
+def is_kv_dtype_priced(word: str) -> bool:
+    """Whether costs and sizes follow a word of vLLM's ``--kv-cache-dtype``; False for a format that vLLM 0.32 has and
+    the model of costs does not: nothing has its effect.
+
+    Raises:
+        UsageError: vLLM does not start with it.
+    """
+    if word in {"", "auto"} or kv_dtype_named(word) is not None:
+        return True
+    if word.startswith(("turboquant_", "ultraquant_")):
+        return False
+    raise UsageError(
+        f"--kv-cache-dtype {word}: vLLM has auto, bfloat16, float16, fp8, fp8_e5m2, int8_per_token_head, ..."
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One type of GPU (or one CPU core: `CPU-core`). It has many attributes, as a vendor's data sheet has."""

@@ -87,11 +87,18 @@ class ModelShape:
         """Whether vLLM can split the layers over so many tensor-parallel ranks: it does not start if they do not divide
         the heads and the MLPs' widths. KV heads are split evenly, or, where there are fewer, copied evenly.
         """
-        kv = self.latent is not None or self.kv_heads % tp == 0 or tp % self.kv_heads == 0
         widths = [self.intermediate] if self.dense_layers else []
         if self.experts:
             widths += [self.experts.intermediate, self.experts.shared_intermediate]
-        return kv and not any(size % tp for size in (self.heads, *widths))
+        return self.undivided_heads(tp) is None and not any(size % tp for size in widths)
+
+    def undivided_heads(self, tp: int) -> str | None:
+        """Why attention's heads cannot be split over so many tensor-parallel ranks; None: they can."""
+        kv = self.latent is not None or self.kv_heads % tp == 0 or tp % self.kv_heads == 0
+        if kv and self.heads % tp == 0:
+            return None
+        counted = f"{self.heads} heads" if self.heads % tp else f"{self.kv_heads} KV heads"
+        return f"{self.name} has {counted}, which {tp} ranks of tensor parallelism cannot share: vLLM does not start"
 
     # -- parameters --
 

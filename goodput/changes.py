@@ -16,10 +16,12 @@ from goodput import actions as do
 from goodput.blocked import Blocked
 from goodput.budget import Usage
 from goodput.control_rules import ControlRules
-from goodput.decision import Need, What
+from goodput.decision import Answered, Need, What
+from goodput.failed_starts import FailedStarts
 from goodput.flips import Flips
 from goodput.needs import Outlook
 from goodput.observation import InstanceSeen, Phase
+from goodput.overdue import Overdue
 from goodput.pools import Kinds, ScalingPool
 from goodput.scale_down import ROUND, ScaleDown
 from goodput.standing import StandingInstances
@@ -32,16 +34,20 @@ class ChosenChange:
     what: What
     because: str
     actions: tuple[do.Action, ...] = ()
+    ordered: bool = False
+    """Whether an operator wants it: no simulation is asked first."""
 
 
 class Changes:
     """Chooses one controller's changes; remembers when it made the last ones, and what was refused."""
 
-    def __init__(self, kinds: Kinds, standing: StandingInstances, rules: ControlRules) -> None:
+    def __init__(self, kinds: Kinds, standing: StandingInstances, rules: ControlRules, overdue: Overdue) -> None:
         self._kinds: Final = kinds
+        self._overdue: Final = overdue
         self._standing: Final = standing
         self._rules: Final = rules
-        self._blocked: Final = Blocked(rules.blocked_s)
+        self._blocked: Final = Blocked()
+        self._failed: Final = FailedStarts(rules.unseen_s, rules.blocked_s)
         self._flips: Final = Flips(kinds, standing, rules)
         self.down: Final = ScaleDown(kinds, standing, rules)
         self._up_s = self._changed_s = -math.inf
@@ -55,6 +61,12 @@ class Changes:
         """Whether the fleet changed within the last minute: what is measured is then partly of the fleet before."""
         return now - self._changed_s < 60.0
 
+    def saw(self, now: float) -> None:
+        """Note what the last look found: a pool whose instances fail before they are ready pauses."""
+        for each, pause_s in self._failed.saw(self._standing.instances, now):
+            because = f"{each.id} has failed before it was ready{_why(each)}"
+            self._blocked.add(each.pool, because, now, pause_s, "starts fail")
+
     def gave(self, action: do.Action, now: float) -> None:
         """Note an action that is carried out."""
         self._changed_s = now
@@ -65,10 +77,16 @@ class Changes:
         else:
             self.down.gave(now)
 
-    def refused(self, action: do.Action, refusal: str, now: float) -> None:
-        """Note an action that the actuator has refused."""
+    def refused(self, event: Answered, now: float) -> None:
+        """Note an action that the actuator has refused, or not answered: that one is tried again soon."""
+        action, for_s = event.action, self._rules.unseen_s if event.unsure else self._rules.blocked_s
         if isinstance(action, do.Start):
-            self._blocked.add(action.pool, refusal, now)
+            self._blocked.add(action.pool, event.refusal, now, for_s)
+        elif isinstance(action, do.Flip):
+            if not event.unsure:
+                self._flips.refused(action, now)
+        else:
+            self.down.refused(action.instance, now, for_s)
 
     def choose(
         self,
@@ -94,8 +112,8 @@ class Changes:
         first = self._cancel(now) or self._fewest(orders, now)
         if takes:
             self.down.see(needs, now)
-            found = first or self._flip(needs, outlook, now) or self._up(needs, now)
-            found = found or self._down(needs, outlook, now, horizon_s)
+            found = first or self._flip(needs, outlook, now, orders) or self._up(needs, now)
+            found = found or self._shrunk(orders, now) or self._down(needs, outlook, now, horizon_s)
         else:
             self.down.held()
             found = first or self._up(needs, now, flips=False) or self._as_ordered(orders, now)
@@ -108,24 +126,57 @@ class Changes:
     # --- pending ------------------------------------------------------------------------------------------------------
 
     def _cancel(self, now: float) -> ChosenChange | None:
-        """Instances that have waited too long for a GPU, and those that have failed."""
+        """Instances that have waited too long for a GPU or do not become ready, and those that have failed. One that
+        its pool needs for its `min` stays: another one would fare no better, and Kubernetes refuses to shrink the pool.
+        """
         for each in self._standing.instances.values():
+            if self.down.stays(each.id, now):
+                continue
             if each.phase is Phase.FAILED and not self._standing.mine(each.id):
                 because = f"{each.id} has failed{_why(each)}"
                 return ChosenChange(What.CANCEL, because, (do.Stop(instance=each.id, because=because),))
-            if each.leaving or each.asked_s is None:
-                continue
-            waited_s = now - each.asked_s
-            if each.phase is Phase.PENDING and waited_s > self._rules.pending_s:
-                because = f"{each.id} has waited {waited_s:.0f} s for a GPU{_why(each)}"
-                self._blocked.add(each.pool, because, now)
+            late = None if each.leaving else self._late(each, now)
+            if late is not None:
+                because, kind = late
+                kept = self._standing.staying_in(each.pool) <= self._kinds.pools[each.pool].min
+                kept = kept or self._nodes_may_come(each, now)
+                for_s = self._rules.unseen_s if kept else self._rules.blocked_s
+                self._blocked.add(each.pool, because, now, for_s, kind)
+                if kept:
+                    continue
                 return ChosenChange(What.CANCEL, because, (do.Drain(instance=each.id, because=because),))
         return None
 
+    def _nodes_may_come(self, each: InstanceSeen, now: float) -> bool:
+        """Whether an instance goes on waiting for a GPU: its role has no other pool, so that nothing is gained by
+        giving it up, and a cluster that adds nodes takes minutes for one.
+        """
+        pool = self._kinds.pools[each.pool]
+        others = [
+            other
+            for other in self._kinds.pools.values()
+            if other.role is pool.role and other is not pool and other.name not in self._rules.holds
+        ]
+        return self._rules.pending_s < each.waited_s(now) <= self._rules.node_s and not others
+
+    def _late(self, each: InstanceSeen, now: float) -> tuple[str, str] | None:
+        """Why an instance is given up, and the first words of the condition that says so; None: it may yet come."""
+        if each.waited_s(now) > self._rules.pending_s:
+            return f"{each.id} has waited {each.waited_s(now):.0f} s for a GPU{_why(each)}", "no GPU"
+        late_s = self._overdue.late_s(each, now)
+        return (
+            (f"{each.id} is not ready {late_s:.0f} s after its start began{_why(each)}", "starts fail")
+            if late_s
+            else None
+        )
+
     # --- flips --------------------------------------------------------------------------------------------------------
 
-    def _flip(self, needs: Mapping[Role, Need], outlook: Outlook, now: float) -> ChosenChange | None:
-        found = self._flips.choose(needs, outlook, now)
+    def _flip(
+        self, needs: Mapping[Role, Need], outlook: Outlook, now: float, orders: Mapping[Role, tuple[int, str]]
+    ) -> ChosenChange | None:
+        kept = {role for role, (count, _) in orders.items() if len(self._standing.staying(role)) <= count}
+        found = self._flips.choose(needs, outlook, now, kept)
         return None if found is None else ChosenChange(What.FLIP, found.because, (found,))
 
     # --- pools' minimum, operators' orders ----------------------------------------------------------------------------
@@ -150,17 +201,23 @@ class Changes:
         """One step towards an operator's size of a role."""
         for role, (count, operator) in orders.items():
             staying = self._standing.staying(role)
-            because = f"{role.value}: {len(staying)} there or coming, {operator} wants {count}"
             if len(staying) < count and now - self._up_s >= self._rules.up_every_s:
+                because = f"{role.value}: {len(staying)} there or coming, {operator} wants {count}"
                 usage = self._standing.usage()
                 pool, lacks = self._pool_for(role, usage, now)
                 if pool is not None:
-                    return ChosenChange(What.UP, because, (self._start(pool, because, usage, now),))
+                    return ChosenChange(What.UP, because, (self._start(pool, because, usage, now),), ordered=True)
                 self._blocked.budget(role.value, lacks, now)
-            if len(staying) > max(count, 1):
-                ended = self.down.as_ordered(role, because, now)
-                if ended is not None:
-                    return ChosenChange(What.DOWN, because, (ended,))
+        return self._shrunk(orders, now)
+
+    def _shrunk(self, orders: Mapping[Role, tuple[int, str]], now: float) -> ChosenChange | None:
+        """The end of one instance of a role that has more than an operator wants."""
+        for role, (count, operator) in orders.items():
+            there = len(self._standing.staying(role))
+            because = f"{role.value}: {there} there or coming, {operator} wants {count}"
+            ended = self.down.as_ordered(role, because, now) if there > max(count, 1) else None
+            if ended is not None:
+                return ChosenChange(What.DOWN, because, (ended,), ordered=True)
         return None
 
     # --- up -----------------------------------------------------------------------------------------------------------
@@ -169,7 +226,7 @@ class Changes:
         if now - self._up_s < self._rules.up_every_s:
             return None
         usage, actions, told = self._standing.usage(), list[do.Action](), list[str]()
-        for role, short in sorted(self._short(needs, flips=flips).items(), key=lambda each: -each[1]):
+        for role, short in sorted(self._short(needs, now, flips=flips).items(), key=lambda each: -each[1]):
             for _ in range(short):
                 pool, lacks = self._pool_for(role, usage, now)
                 if pool is None:
@@ -187,7 +244,7 @@ class Changes:
         usage.add(name, pool.footprint)
         return do.Start(instance=name, pool=pool.name, because=because)
 
-    def _short(self, needs: Mapping[Role, Need], *, flips: bool) -> dict[Role, int]:
+    def _short(self, needs: Mapping[Role, Need], now: float, *, flips: bool) -> dict[Role, int]:
         """By role, how many instances to start: those that are missing, less those that flip from another role if
         `flips`, less those whose work instances of role `both` take over.
         """
@@ -201,7 +258,7 @@ class Changes:
                 if taken:
                     missing[role] -= taken
                     left -= taken
-        for role, given in (self._flips.to_give(needs) if flips else {}).items():
+        for role, given in (self._flips.to_give(needs, now) if flips else {}).items():
             for other, count in missing.items():
                 if other is not role:
                     missing[other] = max(0, count - given)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from goodput.actions import DRAIN_S
 from goodput.budget import NO_BUDGET, Budget
+
+START_MAX_S: Final = 1800.0
+"""How long an agent lets its engine start: the default of `baton engine --start-timeout` and `kubernetes.start_s`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +61,12 @@ class ControlRules:
     """Complete answers that must have been counted before anything is decided from the load."""
     pending_s: float = 90.0
     """An instance that waits longer for a GPU is cancelled …"""
+    node_s: float = 900.0
+    """… after this time if its role has no other pool: a cluster that adds nodes takes minutes for one."""
     blocked_s: float = 300.0
-    """… and its pool gets no other start for so long."""
+    """The pool of a cancelled instance gets no other start for so long."""
+    start_max_s: float = START_MAX_S
+    """An instance that starts for longer is cancelled: the limit of its own agent (`baton engine --start-timeout`)."""
     unseen_s: float = 30.0
     """An action whose effect is not observed after so long is taken to be lost."""
     manual_s: float = 1800.0

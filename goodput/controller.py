@@ -41,7 +41,8 @@ from goodput.decision import (
 from goodput.demand import ClassPromise
 from goodput.manual import Manual
 from goodput.needs import Needs, Outlook
-from goodput.observation import Observation
+from goodput.observation import InstanceSeen, Observation
+from goodput.overdue import Overdue
 from goodput.pools import Kinds, ScalingPool
 from goodput.standing import StandingInstances
 from goodput.startups import StartUps
@@ -67,7 +68,8 @@ class Controller:
         self.startups: Final = StartUps(self.kinds.pools)
         self.manual: Final = Manual(self.rules.manual_s)
         self._counters: Final = Counters()
-        self._changes: Final = Changes(self.kinds, self.standing, self.rules)
+        self.overdue: Final = Overdue(self.startups, self.rules.start_max_s)
+        self._changes: Final = Changes(self.kinds, self.standing, self.rules, self.overdue)
         self._paused = ""
         self._due_s: float | None = None
         self._checks = 0
@@ -84,14 +86,16 @@ class Controller:
             case Observed(seen):
                 self._due_s = now + self.rules.every_s
                 return self._observed(seen, now)
-            case Answered(action, refusal):
-                return self._answered(action, refusal, now)
+            case Answered():
+                return self._answered(event, now)
             case Checked():
                 return self._checked(event, now)
             case Resize(role, count, operator):
+                self._wanted = None  # what was to leave may now be wanted
                 self.manual.resize(role, count, operator)
                 return ()
             case Pause(paused, operator):
+                self._wanted = None
                 self._paused = f"paused by {operator}" if paused else ""
                 return ()
             case Renewed(promises):
@@ -105,11 +109,15 @@ class Controller:
         silent = self._counters.silent
         if between is not None:
             self.needs.add(between, now)
+        if self._idle(seen):
+            self._wanted = None
         if seen.instances is None:
             return self._hold(now, "the actuator could not say what instances there are", unknown="instances")
         self.manual.saw(seen.instances, self.standing, now, leads=seen.leads)
         self.standing.see(seen.instances, now)
         self.startups.saw(seen.instances)
+        self.overdue.saw(self.standing.instances, now)
+        self._changes.saw(now)
         if self.needs.prompts_wait(self._ready()) and not silent:
             self._due_s = now + min(self.rules.hurry_s, self.rules.every_s)
         if silent:
@@ -154,7 +162,9 @@ class Controller:
         )
         if idle:
             return (Told(decision),)
-        if chosen.what is What.DOWN and self.rules.checks and not missing:  # else it is an operator's order
+        if chosen.ordered:
+            self._wanted = None  # a simulation under way has an instance that leaves
+        elif chosen.what is What.DOWN and self.rules.checks:
             return self._ask(decision, outlook, now)
         return self._carry_out(decision, now)
 
@@ -180,7 +190,8 @@ class Controller:
         found = {}
         for role in self.kinds.roles:
             low, high, operator = self._limits(role, now)
-            have = sum(self.kinds.worth(each.pool, role, outlook.load) for each in self.standing.staying(role))
+            there = (each for each in self.standing.staying(role) if self._comes(each, now))
+            have = sum(self.kinds.worth(each.pool, role, outlook.load) for each in there)
             ready = sum(self.kinds.worth(each.pool, role, outlook.load) for each in self.standing.ready(role))
             (at_once, _), (then, because), (keep, _) = outlook.now[role], outlook.then[role], outlook.keep[role]
             full = self._full(role)
@@ -195,6 +206,12 @@ class Controller:
                 because=f"{operator} wants {low}" if operator else because,
             )
         return found
+
+    def _comes(self, each: InstanceSeen, now: float) -> bool:
+        """Whether an instance serves or will serve. One that has waited for a GPU or started for too long is none:
+        others start in its stead, in pools that have GPUs and whose instances become ready.
+        """
+        return each.waited_s(now) <= self.rules.pending_s and not self.overdue.late_s(each, now)
 
     def _limits(self, role: Role, now: float) -> tuple[int, int, str]:
         """Fewest and most instances of a role, and the operator who decides on them; empty: none does."""
@@ -267,11 +284,13 @@ class Controller:
             self._changes.gave(action, now)
         return (Told(decision), *(Act(action) for action in decision.actions))
 
-    def _answered(self, action: do.Action, refusal: str, now: float) -> tuple[Effect, ...]:
+    def _answered(self, event: Answered, now: float) -> tuple[Effect, ...]:
+        action, refusal = event.action, event.refusal
         if not refusal:
             return ()
-        self.standing.refused(action)
-        self._changes.refused(action, refusal, now)
+        if not event.unsure:
+            self.standing.refused(action)
+        self._changes.refused(event, now)
         because = f"{type(action).__name__.lower()} {action.instance} was refused: {refusal}"
         conditions = self._changes.conditions(now)
         return (Told(Decision(at_s=now, what=What.HOLD, because=because, conditions=conditions)),)

@@ -26,6 +26,8 @@ class Answered:
 
     action: Action
     refusal: str
+    unsure: bool = False
+    """No answer came in time: the action may be under way all the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ def encode(now: float, event: Event, effects: tuple[Effect, ...]) -> bytes:
 
 def _plain(event: Event) -> Any:
     if isinstance(event, Answered):
-        return {"action": [type(event.action).__name__, event.action], "refusal": event.refusal}
+        said = {"action": [type(event.action).__name__, event.action], "refusal": event.refusal}
+        return said | ({"unsure": True} if event.unsure else {})
     return event
 
 
@@ -94,7 +95,8 @@ def _check_form(form: Any) -> None:
 def _event(kind: str, value: Any) -> Event:
     if kind == Answered.__name__:
         name, action = value["action"]
-        return Answered(msgspec.convert(action, _ACTIONS[name]), str(value["refusal"]))
+        said = msgspec.convert(action, _ACTIONS[name])
+        return Answered(said, str(value["refusal"]), unsure=value.get("unsure", False))
     found: Event = msgspec.convert(value, _EVENTS[kind], str_keys=True)
     return found
 

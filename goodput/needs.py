@@ -191,22 +191,26 @@ class Needs:
     def prompts_wait(self, ready: Mapping[Role, float]) -> bool:
         """Whether more prompts wait now than instances compute: then the next look comes soon."""
         waiting = self._waiting[-1][1] if self._waiting else None
-        return waiting is not None and waiting > _in_steps(ready) / 2
+        return waiting is not None and waiting > self._in_steps(ready) / 2
 
     def _backlog_s(self, load: LoadToServe, ready: Mapping[Role, float], now: float) -> float:
-        """Work of the prompts that wait and that no instance computes yet, in seconds of one instance. A prompt that
-        was not there `LASTS_S` earlier is no backlog yet.
+        """Work of the prompts that wait and that no instance computes yet, in seconds of one rank. A prompt that was
+        not there `LASTS_S` earlier is no backlog yet.
         """
         if not self._waiting or self._waiting[0][0] > now - LASTS_S:
             return 0.0
         known = [each for _, each in self._waiting if each is not None]
-        waiting = min(known) - _in_steps(ready) if len(known) == len(self._waiting) else 0.0
+        waiting = min(known) - self._in_steps(ready) if len(known) == len(self._waiting) else 0.0
         if waiting <= 0 or not load.rate:
             return 0.0
         sizer = self._kinds.sizer(Role.PREFILL if Role.PREFILL in self._kinds.roles else Role.BOTH)
         tokens, shares = self.traffic.newest(math.ceil(waiting)).lengths()
         cached = sum(each.share * each.cached for each in load.lengths.values())
         return waiting * float(shares @ [sizer.prompt_s(each, cached) for each in tokens.tolist()])
+
+    def _in_steps(self, ready: Mapping[Role, float]) -> float:
+        """Prompts that instances compute now or next, two for each rank: they are no backlog."""
+        return 2 * sum(ready.get(role, 0.0) * self._kinds.first(role).ranks for role in (Role.PREFILL, Role.BOTH))
 
     def _each_s(self, load: LoadToServe) -> float:
         """Prompt work of one request, in seconds of one instance."""
@@ -226,11 +230,6 @@ class Needs:
             rate = load.rate + (more if role is Role.DECODE else 0.0)
             found[role] = self._kinds.sizer(role).need(role, _at(load, rate * margin.factor, load.waiting_s), self.aim)
         return found
-
-
-def _in_steps(ready: Mapping[Role, float]) -> float:
-    """Prompts that instances compute now or next, two for each: they are no backlog."""
-    return 2 * (ready.get(Role.PREFILL, 0.0) + ready.get(Role.BOTH, 0.0))
 
 
 def _missed(role: Role, counts: ClassCounts) -> int:

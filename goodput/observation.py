@@ -127,6 +127,10 @@ class InstanceSeen:
     because: str = ""
     """Why it is pending or failed."""
 
+    def waited_s(self, now: float) -> float:
+        """Seconds for which it has waited for a GPU; 0: it does not wait, or since when is unknown."""
+        return now - self.asked_s if self.phase is Phase.PENDING and self.asked_s is not None else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:

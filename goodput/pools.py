@@ -21,6 +21,8 @@ class ScalingPool:
     engine: EngineBounds
     """An instance keeps the batch settings that it was started with when it takes another role."""
     footprint: Footprint
+    ranks: int = 1
+    """Data parallel ranks of an instance; `engine` is one of them."""
     first_token_ms: float = 0.0
     """Part of the TTFT beside queue and steps (`costs.cost.Costs.first_token_ms`)."""
     min: int = 0
@@ -43,7 +45,7 @@ class Kinds:
         """The kinds of these pools, which come in order of preference."""
         return Kinds(
             {each.name: each for each in pools},
-            {each.name: Sizer(each.engine, each.first_token_ms) for each in pools},
+            {each.name: Sizer(each.engine, each.first_token_ms, each.ranks) for each in pools},
         )
 
     @property
@@ -67,7 +69,7 @@ class Kinds:
         prefill, by answers a second otherwise. They differ in batch settings or in GPUs.
         """
         here, there = self.pools[pool], self.first(role)
-        if here.engine == there.engine:
+        if (here.engine, here.ranks) == (there.engine, there.ranks):
             return 1.0
         one, other = self.sizers[pool], self.sizers[there.name]
         if role is Role.PREFILL:

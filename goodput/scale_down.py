@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput import actions as do
 from goodput.control_rules import ControlRules
@@ -34,10 +35,22 @@ class ScaleDown:
         self._gave_s = -math.inf
         self._spare_since: Final[dict[Role, float]] = {}
         """Since when a role has had an instance too many."""
+        self._stay: Final[dict[InstanceId, float]] = {}
+        """By instance with a refused end: until when it is not chosen again."""
 
     def gave(self, now: float) -> None:
         """Note an end that is carried out."""
         self._gave_s = now
+
+    def refused(self, instance: InstanceId, now: float, for_s: float) -> None:
+        """Note an end that does not happen, and do not choose this instance again for so long."""
+        for name in [name for name, until_s in self._stay.items() if until_s <= now]:
+            del self._stay[name]
+        self._stay[instance] = now + for_s
+
+    def stays(self, instance: InstanceId, now: float) -> bool:
+        """Whether the end of an instance was refused a short time ago."""
+        return now < self._stay.get(instance, -math.inf)
 
     def see(self, needs: Mapping[Role, Need], now: float) -> None:
         """Note which roles have an instance too many. A role that is short now has none."""
@@ -70,7 +83,7 @@ class ScaleDown:
                 continue
             able = [
                 each
-                for each in self._able(role)
+                for each in self._able(role, now)
                 if need.have - self._kinds.worth(each.pool, role, outlook.load) >= need.keep - ROUND
             ]
             if able:
@@ -83,7 +96,7 @@ class ScaleDown:
 
     def as_ordered(self, role: Role, because: str, now: float) -> do.Drain | None:
         """The instance of a role to end on an operator's order, whatever the load is, or None."""
-        able = self._able(role) if self._may(now) else []
+        able = self._able(role, now) if self._may(now) else []
         return self._drain(able, because) if able else None
 
     def _may(self, now: float) -> bool:
@@ -93,7 +106,7 @@ class ScaleDown:
         chosen = min(able, key=self._order)
         return do.Drain(instance=chosen.id, deadline_s=self._rules.drain_s, because=because)
 
-    def _able(self, role: Role) -> list[InstanceSeen]:
+    def _able(self, role: Role, now: float) -> list[InstanceSeen]:
         """Instances that may end, whatever the load is."""
         staying = self._standing.staying(role)
         ready = [each for each in staying if each.phase is Phase.READY]
@@ -101,6 +114,7 @@ class ScaleDown:
             each
             for each in staying
             if each.pool not in self._rules.holds
+            and not self.stays(each.id, now)
             and self._standing.staying_in(each.pool) > self._kinds.pools[each.pool].min
             and (each.phase is not Phase.READY or len(ready) > 1)
         ]

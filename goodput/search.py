@@ -221,12 +221,15 @@ def search(
     while found.spent < effort or (found.best is None and found.spent < effort * PATIENCE):
         todo = state.todo()
         if not todo:
-            found.proven = True
+            found.proven = not state.cut
             break
         state.learn(todo[0], (yield todo))
     if found.best is not None and effort > 0:
-        yield from _look_around(state, found.best)
+        looked = found.best
+        yield from _look_around(state, looked)
         yield from _among_equals(state, equals, found.spent + effort * EQUALS_SHARE)
+        if found.best is not looked:
+            yield from _look_around(state, found.best)  # the answer is another now, and has neighbours of its own
     state.summarise()
 
 
@@ -261,8 +264,8 @@ def _look_around(state: _State, best: Trial) -> Search:
             return
 
 
-LOOKS: Final = 8
-"""The most neighbours that are tried."""
+LOOKS: Final = 16
+"""The most neighbours that are tried: a fleet of four kinds has that many."""
 
 
 def _presumed(found: SearchState, trial: Trial) -> bool | None:
@@ -473,6 +476,11 @@ class _State:
             for counts in _covered(known.space, trial, self._weaker):
                 known.rule_out(counts)
 
+    @property
+    def cut(self) -> bool:
+        """Whether something cheaper than the best may be in a part of a space that no grid reaches."""
+        return any(known.lowest < self.found.limit and known.cut for known in self._known.values())
+
     def summarise(self) -> None:
         """Note how many spaces are open, and the largest scale in them."""
         left = [known.largest(self.found.limit) for known in self._known.values() if known.lowest < self.found.limit]
@@ -504,8 +512,8 @@ STEP: Final = 1.2
 SCALES_MAX: Final = 100.0
 """The largest scale that is asked for: a fleet that fails there fails for another reason than its size."""
 
-CELLS_MAX: Final = 1 << 16
-"""The most fleets of one space in a grid; the smallest ones are kept."""
+CELLS_MAX: Final = 65**3
+"""The most fleets of one space in a grid: 64 instances of each of three kinds. The smallest ones are kept."""
 
 AMPLE: Final = 3.0
 """Before any fleet holds, a grid reaches to this many times what a kind would need alone. Each larger grid reaches this
@@ -527,6 +535,8 @@ class _KnownSpace:
         """The largest scale that failed, and the smallest that held."""
         self._bound: Final = space.bound
         self._ample = AMPLE
+        self.cut = False
+        """Whether its cheapest open fleet is beyond the largest grid (`CELLS_MAX`): it is not looked into."""
         self._grid: _Grid | None = None
 
     @property
@@ -536,7 +546,11 @@ class _KnownSpace:
             return self._bound
         while not math.isfinite(self._grid.lowest) and math.isfinite(self._grid.beyond):
             self._ample *= AMPLE
-            self._grid = self._new(math.inf)
+            wider = self._new(math.inf)
+            if wider.beyond <= self._grid.beyond:
+                self.cut = True
+                break
+            self._grid = wider
         return min(self._grid.lowest, self._grid.beyond)
 
     def expected(self, family: float) -> float:

@@ -16,6 +16,9 @@ b = λ · E[tokens] · τ(b) run at once (Little's law). The number fluctuates a
 instances share the load. The step at the wanted quantile must keep the TPOT target, and contexts must fit the memory.
 
 *Both.* An instance that does both spends the share u of its time on prompts: its decode steps take τ(b) / (1 − u).
+
+Costs and memory are those of one data parallel rank. A router chooses ranks, so an instance of r ranks counts as r
+servers.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class LoadToServe:
     dispersion: float = 1.0
     """Variance over mean of arrivals in a bin; 1: Poisson."""
     waiting_s: float = 0.0
-    """Work of prompts that already wait, in seconds of one instance: it comes on top of what arrives …"""
+    """Work of prompts that already wait, in seconds of one rank: it comes on top of what arrives …"""
     clear_s: float = 60.0
     """… and is to be done within so many seconds."""
 
@@ -105,15 +108,23 @@ class _Prompts:
 class Sizer:
     """Computes sizes for one engine; keeps computed prompt times."""
 
-    def __init__(self, engine: EngineBounds, first_token_ms: float = 0.0) -> None:
+    def __init__(self, engine: EngineBounds, first_token_ms: float = 0.0, ranks: int = 1) -> None:
+        """For one engine.
+
+        Args:
+            engine: one rank of it.
+            first_token_ms: part of the TTFT beside queue and steps.
+            ranks: its data parallel ranks.
+        """
         self.engine: Final = engine
+        self.ranks: Final = ranks
         self._first_s: Final = first_token_ms / 1000
         self._prompt_s: Final[dict[tuple[int, int], float]] = {}
         self._last: tuple[LoadToServe, list[_Prompts], tuple[float, float]] | None = None
         """Prompts and answers of the last lengths: one look asks for the same lengths at many rates."""
 
     def prompt_s(self, tokens: float, cached: float = 0.0) -> float:
-        """Seconds of an instance for one prompt of `tokens`, in chunks as large as a step takes. `cached`: share of its
+        """Seconds of one rank for one prompt of `tokens`, in chunks as large as a step takes. `cached`: share of its
         tokens that a prefix cache has.
         """
         total = max(1, round(tokens))
@@ -152,7 +163,7 @@ class Sizer:
 
     def prompt_work(self, load: LoadToServe) -> float:
         """Instances that computing this load's prompts keeps busy, without any queue."""
-        return load.rate * _mean_s(self._prompts(load)) + load.waiting_s / load.clear_s
+        return (load.rate * _mean_s(self._prompts(load)) + load.waiting_s / load.clear_s) / self.ranks
 
     def prefill(self, load: LoadToServe, count: float) -> RoleShare:
         """What `count` prefill instances attain."""
@@ -161,13 +172,15 @@ class Sizer:
         offered = load.rate * mean_s + load.waiting_s / load.clear_s
         if offered <= 0:
             return RoleShare(met=1.0, busy=0.0, because="nothing arrives")
-        busy = offered / max(count, 1e-9)
+        servers = count * self.ranks
+        busy = offered / max(servers, 1e-9)
         if busy >= 1:
-            return RoleShare(met=0.0, busy=busy, because=f"prompts need {offered:.2f} instances, there are {count:g}")
+            needed = f"prompts need {offered / self.ranks:.2f} instances, there are {count:g}"
+            return RoleShare(met=0.0, busy=busy, because=needed)
         square = sum(each.share * float(each.shares @ each.seconds**2) for each in prompts)
         variation = max(0.0, square / mean_s**2 - 1)
-        waits = _erlang_c(count, offered)
-        rate = 2 * (count - offered) / (mean_s * (load.dispersion + variation))
+        waits = _erlang_c(servers, offered)
+        rate = 2 * (servers - offered) / (mean_s * (load.dispersion + variation))
         late = 0.0
         for each in prompts:
             spare = each.target_s - self._first_s - each.seconds
@@ -185,14 +198,14 @@ class Sizer:
     # --- decode -------------------------------------------------------------------------------------------------------
 
     def batch(self, load: LoadToServe, count: float, *, slower: float = 1.0) -> tuple[float, float]:
-        """Requests that one of `count` instances runs at once, and their mean context in tokens. Infinite if answers
-        are wanted faster than the instances make them. `slower`: factor on the time of a step.
+        """Requests that each rank of `count` instances runs at once, and their mean context in tokens. Infinite if
+        answers are wanted faster than the instances make them. `slower`: factor on the time of a step.
         """
         tokens, context = self._known(load)[1]
         if tokens <= 0:
             return 0.0, context
         cost = self.engine.costs.by_kind.decode
-        rate = load.rate * tokens / max(count, 1e-9) / 1000 * slower
+        rate = load.rate * tokens / max(count * self.ranks, 1e-9) / 1000 * slower
         fixed, each = cost.requests_ms(1), cost.context_ms * context
         batch = 1.0
         for _ in range(60):
@@ -213,11 +226,11 @@ class Sizer:
         if math.isinf(batch):
             return RoleShare(met=0.0, busy=2.0, because=f"answers come faster than {count:g} instances make them")
         z = NormalDist().inv_cdf(min(0.9999, aim))
-        high = batch + z * math.sqrt(batch * load.dispersion / max(1.0, count))
+        high = batch + z * math.sqrt(batch * load.dispersion / max(1.0, count * self.ranks))
         cost = self.engine.costs.by_kind.decode
         step = (cost.requests_ms(max(1, math.ceil(high))) + cost.context_ms * context * high) * slower
         memory = high * context / (self.engine.kv_tokens * MEMORY_USED)
-        target = min((load.promise(name).tpot_ms or math.inf for name in load.lengths), default=math.inf) * STEP_ROOM
+        target = self._step_target_ms(load)
         terms = {
             f"a step takes {step:.1f} ms": step / target,
             f"{high:.0f} contexts of {context:,.0f} tokens fill {memory * MEMORY_USED:.0%} of the memory": memory,
@@ -225,6 +238,22 @@ class Sizer:
         }
         told = max(terms, key=lambda name: terms[name])
         return RoleShare(met=1.0 if terms[told] <= 1 else 0.0, busy=terms[told], because=f"decode: {told}")
+
+    def _step_target_ms(self, load: LoadToServe) -> float:
+        """Time that a step may take: of the TPOT targets the least that an instance with one request keeps."""
+        out_of_reach = self.out_of_reach(load)
+        kept = (load.promise(name).tpot_ms for name in load.lengths if name not in out_of_reach)
+        return min((target or math.inf for target in kept), default=math.inf) * STEP_ROOM
+
+    def out_of_reach(self, load: LoadToServe) -> dict[str, str]:
+        """The classes whose TPOT target an instance misses even with one request, and why: none is added for them."""
+        cost, context = self.engine.costs.by_kind.decode, self._known(load)[1][1]
+        alone_ms = cost.requests_ms(1) + cost.context_ms * context
+        return {
+            name: f"TPOT {target:g} ms of class {name or 'default'} is out of reach: a step takes {alone_ms:.1f} ms"
+            for name in load.lengths
+            if (target := load.promise(name).tpot_ms) is not None and alone_ms > target * STEP_ROOM
+        }
 
     def answers_a_second(self, load: LoadToServe) -> float:
         """The most that one instance completes while it keeps the TPOT target and its memory."""
@@ -238,7 +267,7 @@ class Sizer:
             step = cost.requests_ms(middle) + cost.context_ms * context * middle
             low, high = (middle, high) if step <= target else (low, middle - 1)
         step = cost.requests_ms(low) + cost.context_ms * context * low
-        return low * 1000 / (step * max(1.0, tokens))
+        return self.ranks * low * 1000 / (step * max(1.0, tokens))
 
     # --- how many -----------------------------------------------------------------------------------------------------
 
@@ -259,7 +288,8 @@ class Sizer:
 
     def need(self, role: Role, load: LoadToServe, aim: float) -> tuple[int, str]:
         """The fewest instances that attain `aim` of what any number of them can attain, and the reason; `MOST` at most.
-        A prompt that takes longer than its target alone is late on any fleet: no instance is added for it.
+        A prompt that takes longer than its target alone is late on any fleet: no instance is added for it, and none for
+        a TPOT target that is `out_of_reach`.
         """
         goal = aim * (1.0 if role is Role.DECODE else self.reachable(load))
         binds = share = self.attained(role, load, 1, aim)
@@ -275,8 +305,9 @@ class Sizer:
                 high = middle
             else:
                 low, binds = middle, share
-        told = f"{low} would not do: {binds.because}" if low else binds.because
-        return high, told
+        told = [f"{low} would not do: {binds.because}" if low else binds.because]
+        told += [] if role is Role.PREFILL else self.out_of_reach(load).values()
+        return high, "; ".join(told)
 
 
 def _seconds(target_ms: float | None) -> float:

@@ -123,6 +123,8 @@ def sane(fields: object) -> dict[str, Any] | None:
         if not isinstance(fields.get(name), str | None)
     ]
     sizes = [fields.get(name, 1) for name in ("tp_size", "dcp_size", "pp_size")]
+    if not isinstance(fields.get("remote_block_ids"), list | tuple | None):
+        return None  # vLLM 0.32 counts them in `start_load_kv`, even where nothing is pulled
     if wrong or any(size is not None and type(size) is not int for size in sizes):
         return None
     return fields

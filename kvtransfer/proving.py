@@ -8,6 +8,10 @@ A heartbeat names every key that its sender has, so readers believe it while key
 changed first. A copied heartbeat is useless: it carries the time at which it was sent, readers refuse it after `AGE_S`,
 and a reader takes the same heartbeat only once (`cluster.registry.membership`). The machines' clocks must therefore
 differ by less than `AGE_S`; for tickets they must differ by even less.
+
+A reader's clock that is set anew makes every heartbeat look old at once. So a sender that was believed by both clocks
+stays believed while its heartbeats go on at the pace of the reader's steady clock, which is never set. Copies gain
+nothing by it: they too must be within `AGE_S` of where the sender was last believed.
 """
 
 from __future__ import annotations
@@ -53,7 +57,9 @@ class InstanceProofs:
     def fault(self, cluster: str, beat: Heartbeat, body: bytes, proof: str) -> str:
         """See `cluster.registry.proofs.Proofs`."""
         mine = self._keys()
-        return _fault(mine.keys, cluster, beat, body, proof, self._clock()) if _is(beat, mine.instance) else ""
+        if not _is(beat, mine.instance):
+            return ""
+        return _unproven(mine.keys, cluster, body, proof) or _aged(beat, self._clock())
 
 
 class FleetProofs:
@@ -67,11 +73,17 @@ class FleetProofs:
         clock: Callable[[], float],
         *,
         accepts_unproven: bool = False,
+        steady: Callable[[], float] | None = None,
     ) -> None:
-        """`keys` returns the fleet's current keys, `clock` Unix time in seconds."""
+        """`keys` returns the fleet's current keys, `clock` Unix time in seconds, `steady` seconds of a clock that is
+        never set; None: a clock that is set anew loses the fleet until it is right.
+        """
         self.accepts_unproven: Final = accepts_unproven
         self._keys: Final = keys
         self._clock: Final = clock
+        self._steady: Final = steady
+        self._believed: Final[dict[tuple[MemberKind, InstanceId, str], float]] = {}
+        """By sender: when it last was believed by its age, its time less the steady clock's, seconds."""
         self._of: Final[dict[InstanceId, tuple[SigningKey, ...]]] = {}
         self._made_from: tuple[SigningKey, ...] = ()
 
@@ -81,7 +93,22 @@ class FleetProofs:
 
     def fault(self, cluster: str, beat: Heartbeat, body: bytes, proof: str) -> str:
         """See `cluster.registry.proofs.Proofs`."""
-        return _fault(self._keys_of(beat), cluster, beat, body, proof, self._clock())
+        wrong = _unproven(self._keys_of(beat), cluster, body, proof)
+        if wrong:
+            return wrong
+        aged = _aged(beat, self._clock())
+        return "" if self._steady is not None and self._goes_on(beat, self._steady(), aged=bool(aged)) else aged
+
+    def _goes_on(self, beat: Heartbeat, now: float, *, aged: bool) -> bool:
+        """Whether a sender's heartbeats go on as when it was last believed by its age, at `now` of the steady clock."""
+        sender, ahead_s = (beat.kind, beat.id, beat.agent), beat.sent_at - now
+        if aged:
+            before_s = self._believed.get(sender)
+            return before_s is not None and abs(ahead_s - before_s) <= AGE_S
+        if len(self._believed) > INSTANCES_MAX:
+            self._believed.clear()
+        self._believed[sender] = ahead_s
+        return True
 
     def _keys_of(self, beat: Heartbeat) -> tuple[SigningKey, ...]:
         fleet = self._keys()
@@ -104,7 +131,8 @@ def _proof(keys: Collection[SigningKey], cluster: str, body: bytes) -> str:
     return " ".join(f"{key.id}.{_mac(key, cluster, body)}" for key in keys)
 
 
-def _fault(keys: Collection[SigningKey], cluster: str, beat: Heartbeat, body: bytes, proof: str, now: float) -> str:
+def _unproven(keys: Collection[SigningKey], cluster: str, body: bytes, proof: str) -> str:
+    """Why the proof is not that of `body`'s sender; empty: it is."""
     if not proof:
         return "it carries no proof: its program is older than this one, or has no --ticket-keys-file"
     said = dict(word.partition(".")[::2] for word in proof.split(" "))
@@ -113,6 +141,11 @@ def _fault(keys: Collection[SigningKey], cluster: str, beat: Heartbeat, body: by
         return "it is proven with keys that are not valid here"
     if not any(hmac.compare_digest(_mac(key, cluster, body), said[key.id]) for key in known):
         return "its proof is wrong: it was not made with this fleet's keys for this name, or was changed"
+    return ""
+
+
+def _aged(beat: Heartbeat, now: float) -> str:
+    """Why a heartbeat is not of now; empty: it is."""
     age_s = now - beat.sent_at
     if abs(age_s) > AGE_S:
         what = f"{age_s:.0f} s old" if age_s > 0 else f"from {-age_s:.0f} s in the future"

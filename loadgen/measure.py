@@ -60,7 +60,6 @@ KV_SHARE = 0.8
 """Largest part of an engine's KV cache that a point uses: with more, the engine may preempt."""
 
 _PREFILL = re.compile(r"^vllm:request_prefill_time_seconds_(sum|count)(?:\{.*\})? ([0-9.eE+-]+)$", re.MULTILINE)
-_CACHE = re.compile(r"^vllm:cache_config_info\{(?P<labels>.*)\}", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +187,8 @@ def decode_row(records: Sequence[Record]) -> DecodeRow | Rejected:
         return Rejected(_failure(records) or "no answers")
     if any(each.chunks != each.tokens for each in records):
         return Rejected("events carry more than one token each")
+    if not all(each.token_s for each in records):
+        return Rejected("an answer ended without a token")
     begin = max(each.token_s[0] for each in records)
     end = min(each.token_s[-1] for each in records)
     steps: list[float] = []
@@ -209,15 +210,6 @@ def _prompt_tokens(record: Record) -> int:
 
 def _failure(records: Sequence[Record]) -> str | None:
     return next((f"{each.error}: {each.detail}" for each in records if each.error is not None), None)
-
-
-def kv_tokens(metrics: str) -> int | None:
-    """KV capacity in tokens, from the text of an engine's ``/metrics``; None: the text lacks it."""
-    found = _CACHE.search(metrics)
-    if found is None:
-        return None
-    numbers = dict(re.findall(r'(block_size|num_gpu_blocks)="(\d+)"', found["labels"]))
-    return int(numbers["block_size"]) * int(numbers["num_gpu_blocks"]) if len(numbers) == 2 else None
 
 
 class PrefillSeconds(NamedTuple):

@@ -89,7 +89,9 @@ def prompt_text(arrival: Arrival, fitted: Fit, salt: str) -> str:
     if not arrival.prefix:
         return text_of(b"own " + salt.encode(), total)
     width = max(1, round(arrival.block_tokens * fitted.chars_per_token))
-    covered = min(len(arrival.prefix) * width, total)
+    own = arrival.input_tokens > len(arrival.prefix) * arrival.block_tokens
+    # A chat template's tokens must not leave a prompt without a text of its own: it would be all cached.
+    covered = max(0, min(len(arrival.prefix) * width, total - (max(1, round(fitted.chars_per_token)) if own else 0)))
     parts = [_block(b"block %d" % each, width) for each in arrival.prefix]
     return "".join(parts)[:covered] + text_of(b"own " + salt.encode(), total - covered)
 

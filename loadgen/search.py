@@ -45,8 +45,11 @@ LOWEST: Final = 1 / 1024
 """Lowest rate of the pilot, as a part of the first one: if that does not attain, no rate does."""
 
 ALONE_TRIES: Final = 2
-"""So many trials in a row in which too many requests missed that were alone on the server: no lower rate attains. Two,
-since one may meet a moment in which something else happened. The trials down to `LOWEST` would take hours."""
+"""After so many trials in a row with `Try.misses_alone` no lower rate is tried. Two, since one may meet a moment in
+which something else happened. The trials down to `LOWEST` would take hours."""
+
+ALONE_LEAST: Final = 5
+"""Fewest requests alone on the server that say something of it."""
 
 LOWEST_LATER: Final = 1 / 64
 """Lowest rate of a repeat, as a part of the pilot's result. Trials at low rates take long, so they must end."""
@@ -115,8 +118,8 @@ class Try(msgspec.Struct, frozen=True, kw_only=True):
     """Of those, the arrivals that met every target; if the trial ended early, of those known by then."""
     whole: bool = True
     """False: the trial ended early, because it could no longer hold."""
-    alone: bool = False
-    """Whether it would not hold at any lower rate either: too many requests missed that no other request was beside."""
+    misses_alone: bool = False
+    """Whether it would not hold at any lower rate either (`misses_alone`)."""
     sender_late: str = ""
     """Why the trial shows the sender's limit and not the server's; empty: it shows the server's."""
 
@@ -173,15 +176,20 @@ Event = TrialDone | TrialTick | StopSearch
 Effect = RunTrial | SearchFinished
 
 
-def alone(spans: Sequence[tuple[float, float]]) -> list[bool]:
-    """For each span of time, (begin, end), whether no other overlaps it."""
-    order = sorted(range(len(spans)), key=lambda at: spans[at])
-    found, latest = [True] * len(spans), -math.inf
-    for at, then in zip_longest(order, order[1:]):
-        begin, end = spans[at]
-        found[at] = begin >= latest and (then is None or spans[then][0] >= end)
-        latest = max(latest, end)
-    return found
+def misses_alone(ended: Sequence[tuple[float, float, bool]], attainment: float) -> bool:
+    """Whether no lower rate attains, by the requests that were alone on the server: most of them missed, and more than
+    may miss. False if fewer than `ALONE_LEAST` were alone.
+
+    Args:
+        ended: for each request when it was sent, when it ended (both in seconds), and whether it missed.
+        attainment: share of the requests that must meet their targets.
+    """
+    order, latest, alone = sorted(ended), -math.inf, list[bool]()
+    for (sent_s, end_s, missed), then in zip_longest(order, order[1:]):
+        if sent_s >= latest and (then is None or then[0] >= end_s):
+            alone.append(missed)
+        latest = max(latest, end_s)
+    return len(alone) >= ALONE_LEAST and sum(alone) > len(alone) * max(0.5, 1 - attainment)
 
 
 class Bisection:
@@ -209,8 +217,8 @@ class Bisection:
 
     @property
     def middle(self) -> float:
-        """The rate between the two ends."""
-        return math.sqrt(self.held * self.failed)
+        """The rate between the two ends; without an upper end the lower one."""
+        return math.sqrt(self.held * self.failed) if math.isfinite(self.failed) else self.held
 
     def next_rate(self) -> float:
         """The next rate to try."""
@@ -301,6 +309,9 @@ class Search:
             return self._next_load()
         if not now.held and (now.failed <= self._lowest or self._misses_alone()):
             return self._attains_never()
+        bound = now.at_top or self._ceiling <= now.held * (1 + self.aim.precision)
+        if now.held and bound and self._repeat == 0:
+            return self._next_load()  # a pilot's few requests show too high a rate: a whole load is to show it
         if now.held and self._ceiling <= now.held * (1 + self.aim.precision):
             return self._end(Limit.SENDER, self._why_late)
         if not now.held and self._ceiling <= self._lowest:
@@ -318,7 +329,7 @@ class Search:
     def _misses_alone(self) -> bool:
         """Whether this load does not attain with one request at a time either."""
         last = [each for each in self.tries if not each.sender_late][-ALONE_TRIES:]
-        return len(last) == ALONE_TRIES and all(each.alone and each.repeat == self._repeat for each in last)
+        return len(last) == ALONE_TRIES and all(each.misses_alone and each.repeat == self._repeat for each in last)
 
     def _attains_never(self) -> tuple[Effect, ...]:
         """The end: this load attains at no rate."""
@@ -377,8 +388,11 @@ class Search:
 
 
 def held_at(tries: list[Try]) -> float | None:
-    """The highest rate that attained and is below all rates that did not; None: there is no such rate."""
-    told = [each for each in tries if not each.sender_late]
+    """The highest rate that attained and is below all rates that did not; None: there is no such rate. Pilots, whose
+    loads are short, count only where there are no others.
+    """
+    heard = [each for each in tries if not each.sender_late]
+    told = [each for each in heard if each.repeat] or heard
     failed = min((each.rate for each in told if not each.holds), default=math.inf)
     return max((each.rate for each in told if each.holds and each.rate < failed), default=None)
 

@@ -14,10 +14,11 @@ from typing import Final
 import numpy as np
 
 from cluster.ids import InstanceId
+from cluster.instance import Role
 from goodput.decision import Check, Checked
 from loadgen.arrival import Arrival
 from sim.evaluate import Goal, tried
-from sim.fleet import SimulatedMember
+from sim.fleet import SimulatedMember, as_ranks
 
 REQUESTS: Final = 400
 TOKENS: Final = 600_000
@@ -38,12 +39,7 @@ def checker(pools: Mapping[str, SimulatedMember], goals: Mapping[str, Goal], usu
     def check(asked: Check) -> Checked:
         if any(pool not in pools for pool in asked.fleet):
             return Checked(asked.number, None, "a pool is not known to the simulation")
-        members = [
-            replace(pools[pool], name=InstanceId(f"{role.value}-{pool}-{number}"), role=role)
-            for pool, roles in asked.fleet.items()
-            for role, count in roles.items()
-            for number in range(count)
-        ]
+        members = members_of(pools, asked.fleet)
         arrivals = drawn(asked)
         if len(arrivals) < REQUESTS_MIN:
             return Checked(asked.number, None, f"{len(arrivals)} requests can be drawn in the time")
@@ -52,6 +48,17 @@ def checker(pools: Mapping[str, SimulatedMember], goals: Mapping[str, Goal], usu
         return Checked(asked.number, said.holds, because)
 
     return check
+
+
+def members_of(pools: Mapping[str, SimulatedMember], fleet: Mapping[str, Mapping[Role, int]]) -> list[SimulatedMember]:
+    """The members of a simulated fleet: every data parallel rank of each instance. `fleet`: by pool and role."""
+    return [
+        rank
+        for pool, roles in fleet.items()
+        for role, count in roles.items()
+        for number in range(count)
+        for rank in as_ranks(replace(pools[pool], name=InstanceId(f"{role.value}-{pool}-{number}"), role=role))
+    ]
 
 
 def drawn(asked: Check) -> list[Arrival]:

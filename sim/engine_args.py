@@ -6,6 +6,7 @@ Defaults are vLLM 0.32's for its server on that GPU.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +15,7 @@ from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import flags
 from costs.cost import Costs, costs_of
-from costs.hardware import Gpu, kv_dtype_named
+from costs.hardware import Gpu, is_kv_dtype_priced, kv_dtype_named
 from costs.memory import MEMORY_SHARE, batched_tokens_default, seqs_default
 from costs.model import ModelShape
 from costs.profile import Profile
@@ -28,6 +29,8 @@ _SWITCHES: Final = {"enable-prefix-caching": True, "enable-chunked-prefill": Tru
 _WORDS: Final = {flags.KV_DTYPE, "scheduling-policy"}
 _HARMLESS: Final = {"tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size", "enable-expert-parallel"}
 """Flags that are not read: the instance's shape says the same."""
+_SHORT: Final = {"-tp": "tensor-parallel-size", "-dp": "data-parallel-size", "-pp": "pipeline-parallel-size"}
+"""vLLM's short names of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ def read_words(words: Sequence[str]) -> EngineArgs:
     """Sort ``--flag value``, ``--flag=value``, ``--flag`` and ``--no-flag``.
 
     Raises:
-        UsageError: vLLM does not take the number of a flag that is read; names the flag, the value and what fits.
+        UsageError: vLLM does not take the value of a flag that is read, or a word belongs to no flag.
     """
     numbers: dict[str, float] = {}
     switches, chosen, unread = dict(_SWITCHES), dict[str, str](), list[str]()
@@ -67,6 +70,8 @@ def read_words(words: Sequence[str]) -> EngineArgs:
             numbers |= {} if number is None else {name: number}
         elif name in _WORDS:
             chosen[name] = value or ""
+            if name == flags.KV_DTYPE and not is_kv_dtype_priced(chosen[name]):
+                unread.append(f"--{name} {value}")
         elif name not in _HARMLESS:
             unread.append(f"--{name}")
     return EngineArgs(numbers, switches, chosen, tuple(dict.fromkeys(unread)))
@@ -78,8 +83,12 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]]:
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
             found.append((name.replace("_", "-"), value or None))
+        elif re.match("-[a-z]", word):
+            found.append((_SHORT.get(word, word[1:]), None))
         elif found and found[-1][1] is None:
             found[-1] = (found[-1][0], word)
+        elif not found:
+            raise UsageError(f"`{word}` belongs to no flag of vLLM: write `--{word}`")
     return found
 
 
@@ -105,8 +114,10 @@ def engine_of(
     """The costs of an instance's steps, and its settings.
 
     Raises:
-        UsageError: the model does not fit, or the flags contradict each other.
+        UsageError: the model does not fit or cannot be split, or the flags contradict each other.
     """
+    if (why := model.undivided_heads(shape.tp)) is not None:
+        raise UsageError(why)
     batched = args.whole("max-num-batched-tokens", batched_tokens_default(gpu))
     costs = costs_of(
         model,

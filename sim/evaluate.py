@@ -175,15 +175,25 @@ def tried(
 
 def _world(members: Sequence[SimulatedMember], goals: Mapping[str, Goal], usual: str) -> World:
     promises = {name: goal.promise for name, goal in goals.items()}
-    first_s = max((goal.targets.ttft_ms or 0.0 for goal in goals.values()), default=0.0) / 1000
-    settings = SimSettings(checks=False, first_token_s=max(PATIENCE_S, PATIENCE * first_s))
+    patience_s = max((_patience_s(goal.targets) for goal in goals.values()), default=PATIENCE_S)
+    settings = SimSettings(checks=False, first_token_s=patience_s)
     return World(members, settings, policy=POLICIES["workload"], promises={**promises, "": promises[usual]})
 
 
 PATIENCE: Final = 10.0
 PATIENCE_S: Final = 30.0
-"""A request without a first token after so many times the longest promise, plus this, is given up: it has missed, and
-an overload ends."""
+"""A request without a first token after so many times its class's promise, and after this time, is given up: it has
+missed, and an overload ends."""
+
+
+def _patience_s(targets: Targets) -> float:
+    """Seconds after which a request without a first token has missed for certain, or longer. One that is promised
+    nothing of its first token is given up when a router gives it up.
+    """
+    if targets.ttft_ms is not None:
+        return max(PATIENCE_S, PATIENCE * targets.ttft_ms / 1000)
+    whole_s = SimSettings().first_token_s
+    return whole_s if targets.e2e_ms is None else max(PATIENCE_S, targets.e2e_ms / 1000)
 
 
 def _named(arrivals: Sequence[Arrival], goals: Mapping[str, Goal], usual: str) -> list[Arrival]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from cluster.ids import InstanceId
+from cluster.ids import InstanceId, ranks_of
 from cluster.instance import Role
 from costs.cost import Costs
 from costs.model import ModelShape
@@ -92,6 +92,13 @@ def member(
         price_per_hour=costs.gpu.usd_per_hour,
         power_w=costs.gpu.tdp_w,
     )
+
+
+def as_ranks(engine: SimulatedMember) -> list[SimulatedMember]:
+    """An engine as its data parallel ranks, each a member with its part of the engine's GPUs. Costs are one rank's."""
+    dp = engine.shape.dp
+    share = replace(engine, gpus=engine.gpus // dp, nic_gb_s=engine.nic_gb_s / dp)
+    return [replace(share, name=name) for name in ranks_of(engine.name, dp)]
 
 
 def pull_bytes(target: SimulatedMember, blocks: int) -> int:

@@ -23,11 +23,11 @@ BEGIN_KINDS = "<!-- kinds, made by tools/exact_table.py: begin -->"
 END_KINDS = "<!-- kinds, made by tools/exact_table.py: end -->"
 
 KINDS: Final = {
-    "dense": "dense, every head with keys and values of its own (Llama)",
-    "gqa": "grouped queries (Llama)",
-    "mla": "latent attention (DeepSeek-V2)",
-    "experts": "mixture of experts, one rank (Mixtral)",
-    "sliding": "sliding windows among full attention (Gemma 3)",
+    "dense": "dense, every head with keys and values of its own (Llama), float32",
+    "gqa": "grouped queries (Llama), float32",
+    "mla": "latent attention (DeepSeek-V2), float32",
+    "experts": "mixture of experts, one rank (Mixtral), float32",
+    "sliding": "sliding windows among full attention (Gemma 3), float32",
     "mamba": "Mamba hybrid in float32 (Falcon-H1)",
     "mamba 16 bits": "Mamba hybrid in vLLM's own choice of the type, 16 bits",
     "vision": "pictures (Idefics3)",
@@ -39,7 +39,7 @@ KINDS: Final = {
     "speculation": "speculation by n-grams",
     "parsers": "reasoning and tool parsers, chats with and without tools",
 }
-"""The rows, in order, and what was run for each."""
+"""The rows, in order, and what was run for each. Where no type is named, vLLM chose it."""
 
 
 COLUMNS: Final = (

@@ -2,7 +2,8 @@
 
 One controller at a time leads, by a lock in the registry; others stand by and take over. `--on ray` starts instances
 on a Ray cluster and goes on with those that exist already; without it this controller only asks agents that run for
-other roles and drains. `baton up` has a controller of its own. docs/scaling.md says how it decides.
+other roles, and ends nothing that it could not start again. `baton up` has a controller of its own. docs/scaling.md
+says how it decides.
 
 examples:
   baton controller baton.yaml --on ray --registry redis://10.0.0.9:6379 --registry-password-file keys/registry
@@ -21,6 +22,7 @@ from typing import Any
 from baton import compiled
 from baton.changing import Changing
 from baton.lifeline import watch_lifeline
+from baton.number_flags import port
 from baton.output import emit, say
 from baton.plan import WantedEngine, templates
 from baton.registry import add_registry_arguments, cluster_of, fill_from_file, fleet_proofs, open_registry
@@ -43,13 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton controller`."""
     add = parser.add_argument
     add("file", metavar="FILE", help="the cluster file")
-    add("--on", metavar="ray|ray://HOST:PORT", help="where instances are started (default: nowhere, agents alone)")
+    add(
+        "--on",
+        metavar="ray|ray://HOST:PORT",
+        help="where instances are started and ended (default: nowhere, flips alone)",
+    )
     add("--engine", choices=["vllm", "mock"], default="vllm", help="what instances run (default %(default)s)")
     add("--dry-run", action="store_true", help="say what would be done, and do nothing")
     add("--no-scale", action="store_true", help="keep every pool at its size, whatever the file's `min` and `max` say")
     add("--owns", action="store_true", help="end all instances when this controller ends (`baton up --on ray` does)")
     add("--host", default="127.0.0.1", help="address of its own HTTP (default %(default)s)")
-    add("--port", type=int, default=0, help="port of its own HTTP, 0 = a free one (default 0)")
+    add("--port", type=port, default=0, help="port of its own HTTP, 0 = a free one (default 0)")
     add_ticket_keys_argument(parser, "the fleet's")
     add_registry_arguments(parser)
     add("--json", action="store_true", help="one JSON object a line on stdout")

@@ -28,7 +28,7 @@ from baton.checks import VLLM_PINNED
 from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
 from baton.mock_command import MOCK_MODEL, mock_command, mock_ranks
-from baton.number_flags import above_zero, zero_or_more
+from baton.number_flags import above_zero, port, zero_or_more
 from baton.output import announce_ready, emit, say
 from baton.ports import LOOPBACK, HeldPorts
 from baton.registry import UNIX_TIME, add_registry_arguments, open_registry
@@ -47,6 +47,7 @@ from cluster.callers import is_loopback
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from cluster.instance import TENANTS_MAX, Role
+from cluster.registry.membership import is_name
 from cluster.spec.about import NAME
 from cluster.spec.settings import TIER_GIB_MAX
 from cluster.telemetry import configure_logging
@@ -54,6 +55,7 @@ from costs.memory import seqs_default
 from decode.rules import DecodeRules
 from engine.agent.agent import Agent
 from engine.agent.config import AgentConfig
+from engine.agent.kv_events import make_room
 from engine.agent.node import this_node
 from engine.agent.rules import RoleRules
 from engine.vllm.child import EngineChange, EngineProcess, rules_for
@@ -95,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--flips", action="store_true", help="it may take another role while it runs: POST /role to its agent")
     add("--name", metavar="NAME", help="name of the instance (default: ROLE-0)")
     add("--host", default=LOOPBACK, help="address it listens on, and announces (default %(default)s)")
-    add("--port", type=int, default=0, help="its port, 0 = a free one (default %(default)s)")
+    add("--port", type=port, default=0, help="its port, 0 = a free one (default %(default)s)")
     add("--side-channel-host", metavar="HOST", help="address for NIXL handshakes (default: --host)")
     add("--side-channel-port", type=int, default=0, metavar="PORT", help="their port, 0 = a free one (default 0)")
     add("--cores", metavar="LIST", help="CPU engines: cores to bind to, such as 0,1 or 0-3 (default: vLLM's choice)")
@@ -166,7 +168,7 @@ def _add_agent_arguments(parser: argparse.ArgumentParser) -> None:
         help="address of the agent's own HTTP (default: --host with --ticket-keys-file or --admin-key-file, "
         "else 127.0.0.1)",
     )
-    add("--agent-port", type=int, default=0, metavar="PORT", help="its port, 0 = a free one (default 0)")
+    add("--agent-port", type=port, default=0, metavar="PORT", help="its port, 0 = a free one (default 0)")
     add(
         "--admin-key-file",
         type=Path,
@@ -252,8 +254,12 @@ class _Instance:
         self.args = args
         self.announced = False
         rules = rules_for(spec, start_max_s=args.start_timeout)
-        argv, turns = (mock_command(spec), None) if args.engine == "mock" else (None, turns_of(spec, os.environ))
-        self.process = EngineProcess(spec, log_path, on_change=self._pass_on, rules=rules, argv=argv, turns=turns)
+        start = partial(EngineProcess, spec, log_path, on_change=self._pass_on, rules=rules)
+        self.process = (
+            start(argv=mock_command(spec), first_stage="starting a mock engine")
+            if args.engine == "mock"
+            else start(turns=turns_of(spec, os.environ))
+        )
         ticket_keys = open_instance_keys(_path(spec.ticket_keys_file))
         admin_keys = None if args.admin_key_file is None else open_keys("--admin-key-file", args.admin_key_file)
         config = AgentConfig(
@@ -291,11 +297,12 @@ class _Instance:
 
     def tell(self, change: EngineChange) -> None:
         """Report one change of the engine, to programs on stdout or to people on stderr."""
-        if self.args.json:
-            told = {"instance": change.instance, "state": change.state, "detail": change.detail, "epoch": change.epoch}
-            emit({"event": "state", **told})
-        else:
-            say(f"{change.instance} {change.state}{': ' if change.detail else ''}{change.detail}")
+        with contextlib.suppress(OSError):  # an engine serves on while the disk under its log is full
+            if self.args.json:
+                said = {"instance": change.instance, "state": change.state}
+                emit({"event": "state", **said, "detail": change.detail, "epoch": change.epoch})
+            else:
+                say(f"{change.instance} {change.state}{': ' if change.detail else ''}{change.detail}")
         if change.state is EngineState.READY and (self.args.json or not self.announced):
             self.announced = True
             more = {"role": self.spec.role, "epoch": change.epoch, "model": self.process.model, "agent": self.agent.url}
@@ -389,6 +396,8 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str], ports: HeldPor
         model, served_name = args.model or MOCK_MODEL, args.served_model_name
     else:
         model, served_name = (_folder_or_name(args.model), args.served_model_name) if args.model else _tiny(args)
+    if args.name and not is_name(args.name):
+        raise UsageError(f"--name {args.name[:200]}: a name has up to 128 letters, digits, `.`, `_` and `-`")
     instance, ticket_keys = InstanceId(args.name or f"{role}-0"), named_file(args, environ)
     _warn_unreachable(args)
     port = _port(args.host, args.port, "--port", ports)
@@ -507,9 +516,18 @@ def _tiers(args: argparse.Namespace, instance: InstanceId, port: int) -> Tiers |
 
 
 def _events(instance: InstanceId, port: int, ranks: int) -> str:
-    """Path of the socket for vLLM's KV events; empty if the path is too long for a socket: then there are no events."""
+    """Path of the socket for vLLM's KV events; empty if the path is too long for a socket, or its folder cannot be made
+    (a full disk): then there are no events.
+    """
     path = str((state_folder() / "events" / f"{instance}-{port}" / SOCKET).absolute())
-    return path if len(os.fsencode(events_path(path, ranks - 1))) <= PATH_BYTES_MAX else ""
+    if len(os.fsencode(events_path(path, ranks - 1))) > PATH_BYTES_MAX:
+        return ""
+    try:
+        make_room(Path(path))
+    except OSError as error:
+        say(f"baton: {instance}: its KV cache tells no events: {error}")
+        return ""
+    return path
 
 
 def _tiny(args: argparse.Namespace) -> tuple[str, str]:

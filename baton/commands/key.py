@@ -6,16 +6,21 @@ that older keys keep working until their lines are removed. The key alone is on 
 `baton key tickets FILE` makes the file by which routers sign and engines check what goes between prefill and decode
 (docs/security.md), or adds one more key to it; with --instance it makes the file of one engine.
 
+`baton key registry FOLDER` makes Redis' list of users, one for each kind of program, and the files with their passwords
+(docs/operations.md). The list has the passwords' SHA-256 alone. Passwords that are in the folder already are kept.
+
 examples:
   baton key new acme                       # appends to keys/acme
   baton key new acme --file /etc/baton/acme
   baton key tickets keys/tickets                          # for `baton router --ticket-keys-file`
   baton key tickets keys/tickets --instance decode-0      # keys/tickets.decode-0, for that instance's engine
+  baton key registry keys                                 # keys/users.acl for Redis, and a password file for each user
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import secrets
 import stat
@@ -24,10 +29,15 @@ from pathlib import Path
 
 from baton.output import emit, say
 from baton.tenant_keys import FILE_BYTES_MAX
-from baton.ticket_keys import add_fleet_key, write_instance_file
+from baton.ticket_keys import add_fleet_key, write_instance_file, write_private
 from cluster.errors import UsageError
 from cluster.keys import KEY_BYTES, NotAKeyFile, key_line, make_key, read_digests
+from cluster.registry.layout import USERS, users
+from cluster.registry.registry import DEFAULT_CLUSTER
 from cluster.spec.about import NAME
+
+PASSWORD_BYTES = 24
+"""Random bytes of a registry's password."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +53,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tickets.add_argument("file", type=Path, metavar="FILE", help="the fleet's key file")
     tickets.add_argument("--instance", metavar="NAME", help="make this engine's file from it: FILE.NAME")
     tickets.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    registry = actions.add_parser(
+        "registry", help="make users of a Redis", description="Make Redis' list of users and their password files."
+    )
+    registry.add_argument("folder", type=Path, metavar="FOLDER", help="where the files are written")
+    registry.add_argument(
+        "--cluster", type=_cluster, default=DEFAULT_CLUSTER, metavar="NAME", help="the cluster (default %(default)s)"
+    )
+    registry.add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def _cluster(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: write letters, digits, `.`, `_`, `-`, up to 63")
+    return text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("`baton key` takes no vLLM flags")
     if args.action == "tickets":
         return _tickets(args)
+    if args.action == "registry":
+        return _registry(args)
     if not NAME.fullmatch(args.tenant):
         raise UsageError(f"TENANT {args.tenant!r}: write letters, digits, `.`, `_`, `-`, up to 63")
     file = args.file or Path("keys") / args.tenant
@@ -85,6 +111,30 @@ def _tickets(args: argparse.Namespace) -> int:
     else:
         print(file)
         say(words)
+    return 0
+
+
+def _registry(args: argparse.Namespace) -> int:
+    """Make the registry's users; print the path of their list."""
+    acl = users(args.cluster)
+    files: dict[str, str] = {}
+    try:
+        for user in USERS:
+            file = args.folder / user
+            password = file.read_text().strip() if file.exists() else secrets.token_urlsafe(PASSWORD_BYTES)
+            if not password or not password.isprintable() or " " in password:
+                raise UsageError(f"{file}: holds no password of one line; remove it, and run this again")
+            files[user] = str(file if file.exists() else write_private(file, f"{password}\n"))
+            acl = acl.replace(f">{user}-PASSWORD", f"#{hashlib.sha256(password.encode()).hexdigest()}")
+        listed = write_private(args.folder / "users.acl", acl)
+    except (OSError, UnicodeError) as error:
+        said = (getattr(error, "strerror", None) or str(error)).lower()
+        raise UsageError(f"FOLDER {args.folder}: {said}; name another folder") from error
+    if args.json:
+        emit({"event": "registry_users", "file": str(listed), "passwords": files})
+        return 0
+    print(listed)
+    say(f"{listed}: for Redis (`aclfile`). Passwords, for --registry-password-file: {', '.join(files.values())}")
     return 0
 
 

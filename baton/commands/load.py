@@ -95,6 +95,9 @@ def run(args: argparse.Namespace) -> int:
         return _find(args, pool.url)
     load = load_sessions.planned(args) if args.sessions is not None else planned(args, strict=args.strict)
     load_sessions.check(args)
+    if args.sessions is None and not load.planned:
+        left_out = f"; {load.bad[0]}" if load.bad else ""
+        raise UsageError(f"the load holds no request: see --rate, --duration-s, --trace and --from-s{left_out}")
     faults = LoadFaults.of(args)
     if pool is None or args.dry_run:
         return _dry_run(args, load)
@@ -133,20 +136,20 @@ def _send(args: argparse.Namespace, url: str, load: PlannedLoad, faults: LoadFau
     with Out(args.out) as out:
         done: LoadDone = uvloop.run(send(args, url, load, faults, out))
     report = done.report
+    if args.html is not None:  # files first: stdout may be closed
+        write_page(args.html, report_page(url, report, done.records, load.bad))
+    if args.plot is not None:
+        plot(args.plot, done.records, report)
     if args.json:
         emit({**as_json(report), "bad_rows": list(load.bad)})
     else:
         print_report(report)
     _list_bad(load)
-    if args.html is not None:
-        write_page(args.html, report_page(url, report, done.records, load.bad))
-    if args.plot is not None:
-        plot(args.plot, done.records, report)
     if done.stopped:
         return 130
     if done.died:
         return 1
-    return 0 if report.completed or load.planned == 0 else 1
+    return 0 if report.completed or not report.sent else 1
 
 
 def _find(args: argparse.Namespace, url: str) -> int:
@@ -155,12 +158,12 @@ def _find(args: argparse.Namespace, url: str) -> int:
     if args.dry_run:
         raise UsageError("--dry-run shows one load, and --find-goodput sends many: leave one out")
     found: Goodput = uvloop.run(load_goodput.find(args, url))
+    if args.html is not None:
+        write_page(args.html, goodput_page(url, found))
     if args.json:
         emit(found.as_json())
     else:
         print_goodput(found)
-    if args.html is not None:
-        write_page(args.html, goodput_page(url, found))
     return found.exit_code
 
 

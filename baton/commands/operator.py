@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from baton import __version__, compiled
+from baton.number_flags import port
 from baton.output import emit, say
 from cluster.errors import UsageError
 from cluster.urls import netloc
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all-namespaces", action="store_true", help="act everywhere; needs a ClusterRole")
     add_cluster_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1", help="address of its metrics (default %(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="port of its metrics, 0 = a free one (default 8080)")
+    parser.add_argument("--port", type=port, default=8080, help="port of its metrics, 0 = a free one (default 8080)")
     parser.add_argument("--once", action="store_true", help="plan once and end")
     parser.add_argument("--dry-run", action="store_true", help="with --once: print, change nothing")
     parser.add_argument("-f", "--file", metavar="FILE", help="with --once --dry-run: resources to plan; - = stdin")
@@ -136,7 +137,12 @@ def namespace_of(args: argparse.Namespace) -> str:
         return ""
     if args.namespace:
         return str(args.namespace)
-    return SERVICE_ACCOUNT.read_text().strip() if SERVICE_ACCOUNT.exists() else "default"
+    return pod_namespace() or "default"
+
+
+def pod_namespace() -> str:
+    """The namespace of this pod; empty: this process runs in none."""
+    return SERVICE_ACCOUNT.read_text().strip() if SERVICE_ACCOUNT.exists() else ""
 
 
 async def _follow(args: argparse.Namespace) -> int:
@@ -161,7 +167,7 @@ async def _follow(args: argparse.Namespace) -> int:
         operator = Operator(
             client,
             HttpFleet(session),
-            OperatorSettings(namespace=namespace, images=images(args), board=board),
+            OperatorSettings(namespace=namespace, images=images(args), pod_namespace=pod_namespace(), board=board),
             time.time,  # noqa: TID251 - labels and conditions are written in Unix time
         )
         me = f"{socket.gethostname()}_{os.getpid()}"

@@ -31,12 +31,13 @@ from baton import clusterfile, plan_file
 from baton.commands.load import add_load, add_trace
 from baton.gpus import as_told
 from baton.load_arrivals import PlannedLoad, planned
+from baton.model_sizes import sizes_of
 from baton.number_flags import above_zero
 from baton.output import emit, say
 from baton.plan_steps import EFFORT_SHARE, Step, next_steps
 from baton.plan_view import PlanProgress, as_json, show
 from baton.planning import EFFORT, OBJECTIVES, SearchResult, Task, goals_of, not_simulated, plan
-from baton.simulated import model_of, read_gpus
+from baton.simulated import read_gpus
 from baton.workload import workload
 from baton.written import check_picture
 from cluster.errors import UsageError
@@ -253,7 +254,7 @@ def _some(load: PlannedLoad) -> PlannedLoad:
 
 def _task(args: argparse.Namespace, spec: Spec, load: PlannedLoad) -> Task:
     model = clusterfile.named_model(spec, args.model, args.file)
-    shape, gpus = model_of(model.name), _gpus(args, spec)
+    shape, gpus = sizes_of(model.name), _gpus(args, spec)
     named = {each.slo_class for each in load.arrivals if each.slo_class is not None}
     if unknown := sorted(named - set(spec.slo)):
         raise UsageError(

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from baton.api_key_file import api_key_in
 from baton.number_flags import above_zero
 from baton.output import say
 from baton.profile_view import ProfileProgress, misfits, notes_of, say_notes, show_profile
@@ -32,11 +33,12 @@ from costs.hardware import GPUS, Gpu, find_gpu
 from costs.model import ModelShape
 from costs.profile import Origin, Profile, fit_profile, write_profiles
 from costs.step import KNEE_TOKENS
+from engine.vllm.metrics import parse_load
 from engine.vllm.probe import Probe, Unwell
 from loadgen.ask import fit_of
 from loadgen.body import Asking
 from loadgen.http import LoadConnections
-from loadgen.measure import EngineLimits, Point, kv_tokens, too_short
+from loadgen.measure import EngineLimits, Point, too_short
 
 PROMPT_TOKENS = 2048
 """Longest prompt by default: vLLM's smallest usual token budget of a step. A longer prompt may take several steps."""
@@ -99,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     import uvloop
 
     check_folders({"--out": args.out})
-    engine, found, fit = uvloop.run(_measured(args, gpu, _key(args.api_key_file)))
+    engine, found, fit = uvloop.run(_measured(args, gpu, api_key_in(args.api_key_file)))
     notes = notes_of(found, args.budget_s, says_load=engine.says_load)
     missing = _missing(found)
     if missing:
@@ -206,7 +208,7 @@ async def _engine(url: str, key: str | None, headers: dict[str, str]) -> EngineD
         model=str(first["id"]),
         root=str(first.get("root") or ""),
         context_tokens=length,
-        kv_tokens=kv_tokens(metrics),
+        kv_tokens=parse_load(metrics).kv_tokens or None,
         version=version,
         says_load="vllm:num_requests_running" in metrics,
     )
@@ -227,15 +229,6 @@ def _shape(config: Path | None, engine: EngineDescription) -> ModelShape:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except ValueError as error:
         raise UsageError(f"--config {path}: {error}") from None
-
-
-def _key(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"--api-key-file {path}: {error}") from None
 
 
 def _whole(text: str) -> int:

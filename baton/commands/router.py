@@ -5,6 +5,7 @@ cache pulled by another, which answers. OpenAI's endpoints are below the address
 
 Example:
   baton router --prefill-url http://10.0.0.1:8100 --decode-url http://10.0.0.2:8100 --port 8000
+  baton router http://10.0.0.1:8100 http://10.0.0.2:8100                 # engines that run both legs
   baton router --registry redis://10.0.0.9:6379 --registry-password-file keys/registry
   baton router --config baton.yaml --registry redis://10.0.0.9:6379     # its classes and tenants (docs/admission.md)
   baton router --registry redis://10.0.0.9:6379 --processes 4           # on four cores, admin sides on 8001 to 8004
@@ -34,7 +35,7 @@ from baton.descriptors import raise_descriptor_limit
 from baton.lifeline import watch_lifeline
 from baton.makes import makes_of
 from baton.memory import map_large_blocks
-from baton.output import announce_ready
+from baton.output import announce_ready, say
 from baton.processes import ServerProcesses
 from baton.registry import add_registry_arguments, fill_from_file, fleet_proofs, open_registry
 from baton.setting_flags import add_settings
@@ -61,6 +62,9 @@ reference cycles, and each run would search thousands of open requests."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton router`."""
+    parser.add_argument(
+        "urls", nargs="*", metavar="[NAME=]URL", help="an engine that runs both legs (repeatable): as --both-url"
+    )
     for role in Role:
         parser.add_argument(
             f"--{role.value}-url",
@@ -144,6 +148,8 @@ def run(args: argparse.Namespace) -> int:
     changing = None if args.config is None else Changing(args.config)
     spec = None if changing is None else changing.read()
     named = tuple(instances(args))
+    if spec is not None and named:
+        named = reserved(named, spec)
     if spec is not None and not named:
         fill_from_file(args, spec, args.config)
     config = RouterConfig(
@@ -265,15 +271,24 @@ def _renewed(changing: Changing, file: str) -> Callable[[], Renewed | str | None
     """A function that reads the cluster file again if it was edited; None for standard input, which is read once."""
     if file == "-":
         return None
+    refused: Spec | None = None  # the file is good, but its key files cannot be read yet
 
     def look() -> Renewed | str | None:
+        nonlocal refused
         found = changing.look()
-        if not isinstance(found, Spec):
+        if isinstance(found, str):
+            refused = None
             return found
+        wanted = refused if found is None else found
+        if wanted is None:
+            return None
         try:
-            return Renewed(classes=found.slo, tenants=found.tenants, tenant_keys=open_tenant_keys(found, file))
+            keys = open_tenant_keys(wanted, file)
         except UsageError as error:
-            return f"{file} has changed and is not used: {error}"
+            told, refused = refused is wanted, wanted
+            return None if told else f"{file} has changed and is not used: {error}; it is tried again"
+        refused = None
+        return Renewed(classes=wanted.slo, tenants=wanted.tenants, tenant_keys=keys)
 
     return look
 
@@ -285,15 +300,35 @@ def instances(args: argparse.Namespace) -> list[Instance]:
         UsageError: a text that is no URL, a port that cannot be one, or a URL that is given twice.
     """
     found: list[Instance] = []
-    for role in Role:
-        for number, given in enumerate(getattr(args, f"{role.value}_url")):
+    given_as = {role: getattr(args, f"{role.value}_url") for role in Role}
+    given_as[Role.BOTH] = [*given_as[Role.BOTH], *args.urls]
+    for role, all_given in given_as.items():
+        for number, given in enumerate(all_given):
             name, url = _named(given, f"{role.value}-{number}")
-            flag = f"--{role.value}-url {given}"
+            flag = given if given in args.urls else f"--{role.value}-url {given}"
             _check_url(flag, url)
             if any(name == other.id or (url == other.url and not _beside(name, other)) for other in found):
                 raise UsageError(f"{flag}: given twice")
             found.append(Instance(id=InstanceId(name), role=role, url=url, pins=args.pins))
     return found
+
+
+def reserved(named: tuple[Instance, ...], spec: Spec) -> tuple[Instance, ...]:
+    """The instances by URL, reserved for the tenants of the file's models. They do not say so themselves, and which one
+    serves which model is not known before they answer.
+
+    Raises:
+        UsageError: the file's models are reserved for different tenants.
+    """
+    wanted = {frozenset(model.tenants) for model in spec.models}
+    if len(wanted) > 1:
+        at = next(number for number, model in enumerate(spec.models) if model.tenants)
+        raise UsageError(
+            f"models[{at}].tenants: engines given by URL do not announce for which tenants they are, and the file has "
+            "models for others, too; start them with `baton engine --tenant NAME --registry URL`, or run two routers"
+        )
+    tenants = next(iter(wanted), frozenset())
+    return tuple(replace(each, tenants=tenants) for each in named) if tenants else named
 
 
 def _check_url(flag: str, url: str) -> None:
@@ -310,6 +345,10 @@ def _check_url(flag: str, url: str) -> None:
         port = 0
     if port == 0:
         raise UsageError(f"{flag}: the port is not a number from 1 to 65535; write http://HOST:PORT")
+    if parts.path.endswith("/v1") or parts.query or parts.fragment:
+        raise UsageError(
+            f"{flag}: the router adds the APIs' paths itself; write http://HOST:PORT, without `/v1` or `?`"
+        )
 
 
 def _beside(name: str, other: Instance) -> bool:
@@ -333,6 +372,8 @@ def _one_of(config: RouterConfig, number: int, port: int) -> RouterConfig:
 
 def _announce(config: RouterConfig, endpoint: str, admin: str, *, as_json: bool) -> None:
     listed = [{"id": each.id, "role": each.role.value, "url": each.url} for each in config.instances]
+    if not as_json:
+        say(f"admin side {admin} (/ui, /metrics, /explain)")
     announce_ready("router", endpoint, as_json=as_json, admin=admin, instances=listed)
 
 

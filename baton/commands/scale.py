@@ -27,6 +27,9 @@ from baton.state import must_load
 from cluster.errors import UsageError
 from cluster.registry.registry import DEFAULT_CLUSTER
 
+COUNT_DIGITS = 6
+"""Digits of a number of instances, at most."""
+
 ASK_S = 5.0
 """Longest wait for the controller's answer."""
 
@@ -59,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     if args.pause or args.resume:
         _ask(f"{url}/{'pause' if args.pause else 'resume'}", {})
     told = _ask(f"{url}/scaling")
+    if "leads" not in told:
+        raise UsageError(f"{url} is no controller: it answers {str(told)[:100]}")
     if args.json:
         emit(told)
     else:
@@ -77,8 +82,8 @@ def _is_url(text: str) -> bool:
 def _order(word: str) -> tuple[str, int | None]:
     """``decode=4`` -> ("decode", 4); ``decode=auto`` -> ("decode", None)."""
     role, equals, count = word.partition("=")
-    if not equals or (count != "auto" and not count.isdecimal()):
-        raise UsageError(f"{word}: write ROLE=N or ROLE=auto, such as decode=4")
+    if not equals or (count != "auto" and not (count.isdecimal() and len(count) <= COUNT_DIGITS)):
+        raise UsageError(f"{word[:100]}: write ROLE=N or ROLE=auto, such as decode=4")
     return role, None if count == "auto" else int(count)
 
 
@@ -97,12 +102,14 @@ def _ask(url: str, said: dict[str, Any] | None = None) -> dict[str, Any]:
     request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"})  # noqa: S310
     try:
         with urllib.request.urlopen(request, timeout=ASK_S) as answer:  # noqa: S310
-            told: dict[str, Any] = json.loads(answer.read())
-            return told
+            told = json.loads(answer.read())
     except urllib.error.HTTPError as error:
         raise UsageError(_refusal(error)) from None
     except (OSError, ValueError, HTTPException) as error:
         raise UsageError(f"the controller at {url} does not answer: {error}") from None
+    if not isinstance(told, dict):
+        raise UsageError(f"{url} is no controller: it answers {str(told)[:100]}")
+    return told
 
 
 def _refusal(error: urllib.error.HTTPError) -> str:

@@ -34,7 +34,7 @@ from baton.commands.load import add_load, add_trace
 from baton.decisions_again import opened_log, replay_file
 from baton.load_arrivals import planned
 from baton.load_view import print_report
-from baton.number_flags import above_zero
+from baton.number_flags import LARGEST, above_zero, shown
 from baton.output import emit, say
 from baton.simulated import GPU, MODEL, PlannedSimulation, planned_fleet, read_gpus
 from baton.unused_flags import refuse_given
@@ -73,6 +73,21 @@ _SHOWN = {
     "routers": "routers that share the instances' credits; one is simulated",
 }
 """Settings that have a flag; sim/settings.py says where defaults are from."""
+
+_OF_A_RUN = (
+    *("cluster", "model", "gpu", "prefill", "decode", "both", "tp_prefill", "tp_decode", "tp_both", "policy"),
+    *("start_up_p95_s", "changes", "gpus", "flips", "cold_start", *_SHOWN, "faults", "fault_every_s", "trace"),
+    *("rate", "arrivals", "cv", "input_tokens", "output_tokens", "prefix_tokens", "prefix_groups", "requests"),
+    *("duration_s", "dry_run", "format", "tick_ms", "skip_bad", "digests", "peers", "rough", "no_checks", "ttft_ms"),
+    *("tt2t_ms", "tpot_ms", "e2e_ms", "out", "chrome_trace", "trace_window", "decision_log"),
+)
+"""Flags that --replay refuses, by their names in the parsed arguments."""
+
+LATENCY_MAX = 60_000_000
+"""Largest value of these, in their own units: a minute if it is in microseconds. Longer ones simulate for ever."""
+
+_LARGEST = {"routers": 10_000, "first_token_s": 1_000_000}
+"""The same for those that are no latency."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,6 +196,7 @@ def run(args: argparse.Namespace) -> int:
     With --replay: 0 if all choices are the same again, else 1.
     """
     if args.replay is not None:
+        refuse_given(args, _OF_A_RUN, "belongs to a simulation, and --replay makes a log's choices again")
         return replay_file(args.replay, {name: make() for name, make in policies().items()}, as_json=args.json)
     with ExitStack() as closing:
         return _run(args, closing)
@@ -276,11 +292,11 @@ def _settings(args: argparse.Namespace, fleet: PlannedSimulation) -> SimSettings
     of_file = {name: getattr(fleet, name) for name in ("first_token_s", "stall_s") if getattr(fleet, name) is not None}
     of_flags = {name: getattr(args, name) for name in _SHOWN if getattr(args, name) is not None}
     for name, value in of_flags.items():
-        limit = name in {"first_token_s", "routers"}
-        if not math.isfinite(value) or value < 0 or (limit and not value):
+        limit, most = name in {"first_token_s", "routers"}, _LARGEST.get(name, LATENCY_MAX)
+        if not 0 <= value <= most or (limit and not value):
             what = f"a number of {unit_of(name)}" if name != "routers" else "a whole number"
             least = "0 or more" if not limit else "1 or more" if name == "routers" else "above 0"
-            raise UsageError(f"--{name.replace('_', '-')} {value:g}: write {what}, {least}")
+            raise UsageError(f"--{name.replace('_', '-')} {shown(value)}: write {what}, {least}, up to {most:,}")
     return replace(found, **{**of_file, **of_flags})
 
 
@@ -438,6 +454,6 @@ def _window(text: str) -> tuple[float, float]:
         found = (float(begin), float(end))
     except ValueError:
         found = (0.0, 0.0)
-    if not 0 <= found[0] < found[1]:
+    if not 0 <= found[0] < found[1] <= LARGEST:
         raise argparse.ArgumentTypeError(f"{text}: write the first second and the last, like 10-12")
     return found

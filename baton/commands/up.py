@@ -25,20 +25,26 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from baton.changing import Changing
 from baton.clusterfile import beside
 from baton.descriptors import raise_descriptor_limit
 from baton.fleet import Elsewhere, LocalFleet
 from baton.members import remove_earlier_logs
+from baton.mock_command import MOCK_MODEL
+from baton.model_sizes import check_sizes
+from baton.number_flags import port
 from baton.output import say
-from baton.plan import PlacedEngine, WantedEngine, from_counts, from_file, place, templates
+from baton.plan import TINY_NAME, PlacedEngine, WantedEngine, from_counts, from_file, place, templates
 from baton.ports import HeldPorts
 from baton.registry import fleet_proofs
 from baton.registry_child import RegistryChild, RegistryElsewhere
 from baton.router_child import LocalRouter
+from baton.signals import end_in_order
 from baton.state import Running, born, log_folder, recorded
 from baton.ticket_keys import add_ticket_keys_argument, files_for, later_files, named_file, open_fleet_keys
+from cluster.callers import is_loopback
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.registry.redis import RedisRegistry
@@ -71,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--decode", type=int, metavar="N", help="decode instances (default 1)")
     add("--both", type=int, metavar="N", help="instances of role `both` (default 0)")
     add("--host", help="address of the router (default 127.0.0.1)")
-    add("--port", type=int, help="port of the router, 0 = a free one (default 8000)")
-    add("--admin-port", type=int, help="metrics and readiness, 0 = a free one (default 8001)")
+    add("--port", type=port, help="port of the router, 0 = a free one (default 8000)")
+    add("--admin-port", type=port, help="metrics and readiness, 0 = a free one (default 8001)")
     add("--policy", choices=sorted(POLICIES), help=f"how the router chooses (default {POLICY}; docs/policy.md)")
     add("--served-model-name", metavar="NAME", help="name in the API (default: MODEL)")
     add("--engine", choices=["vllm", "mock"], default="vllm", help="mock: no model at all (default %(default)s)")
@@ -99,9 +105,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start everything, serve until Ctrl-C or SIGTERM; 0 if it ended as asked, 1 if a part failed for good."""
     raise_descriptor_limit()
+    end_in_order()
     changing = _cluster_file(args)
     spec = None if changing is None else changing.read()
     wanted = _from_flags(args) if spec is None else from_file(spec, args.vllm_args, args.engine)
+    if args.engine == "mock":
+        check_sizes([each.model for each in wanted if each.model is not None], args.vllm_args)
     front = _front(args, spec)
     cluster = args.cluster or (spec.registry.cluster if spec is not None else DEFAULT_CLUSTER)
     with ExitStack() as closing:
@@ -242,13 +251,18 @@ def _scaling(
     )
 
 
+def _names_file(model: str) -> bool:
+    """Whether the argument names a cluster file: by its ending, or as a file that no engine takes as a model's."""
+    return model.endswith(FILE_ENDINGS) or (Path(model).is_file() and not model.endswith(".gguf"))
+
+
 def _cluster_file(args: argparse.Namespace) -> Changing | None:
     """The cluster file, if one was named.
 
     Raises:
         UsageError: flags repeat what the file says.
     """
-    if args.model is None or not args.model.endswith(FILE_ENDINGS):
+    if args.model is None or not _names_file(args.model):
         return None
     for name in (*FLAGS_OF_ROLES, "served_model_name", "transfer"):
         if getattr(args, name) is not None:
@@ -269,7 +283,7 @@ def _front(args: argparse.Namespace, spec: Spec | None) -> LocalRouter:
     router = {} if spec is None else asdict(spec.router)
     limits = {} if spec is None else asdict(spec.limits)
     return LocalRouter(
-        title=f"baton up {args.model or 'baton-tiny'}",
+        title=f"baton up {args.model or (MOCK_MODEL if args.engine == 'mock' else TINY_NAME)}",
         host=args.host or router.get("host", "127.0.0.1"),
         port=router.get("port", 8000) if args.port is None else args.port,
         admin_host=router.get("admin_host", "127.0.0.1"),
@@ -343,6 +357,12 @@ def _registry(
 ) -> RegistryChild | RegistryElsewhere:
     """The registry that the file names, else a new one that this command starts."""
     if spec is None or spec.registry.url is None:
+        host = urlsplit(args.on or "").hostname
+        if host is not None and not is_loopback(host):
+            raise UsageError(
+                f"--on {args.on}: engines on other machines cannot reach a registry of this command's own, which is on "
+                "127.0.0.1; name one in the file: registry: {url: redis://HOST:6379} (docs/operations.md)"
+            )
         return RegistryChild(cluster, ports)
 
     def path(name: str | None) -> Path | None:

@@ -195,7 +195,7 @@ def _models(given: Sequence[str]) -> ModelNamed:
     Raises:
         UsageError: a text that is not MODEL=FILE, or a file that is no model's configuration.
     """
-    from baton.simulated import model_of
+    from baton.model_sizes import sizes_of
     from costs.shipped import model_named
 
     files: dict[str, ModelShape] = {}
@@ -203,7 +203,7 @@ def _models(given: Sequence[str]) -> ModelNamed:
         name, separator, file = text.partition("=")
         if not separator or not name or not Path(file).exists():
             raise UsageError(f"--config {text}: write MODEL=FILE, with the path of an existing config.json")
-        files[name] = model_of(file)
+        files[name] = sizes_of(file)
     return lambda name: files[name] if name in files else model_named(name)
 
 

@@ -19,6 +19,7 @@ This module does not know where heartbeats are kept, and trusts none of them: th
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -104,6 +105,13 @@ COUNT_MAX = 2**53
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z"  # no colon: names stand between colons in the registry's keys
 _MEMBER = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(@[0-9]{1,4})?\Z"  # an instance's may end in its rank (`cluster.ids`)
+
+
+def is_name(text: str) -> bool:
+    """Whether an instance or a router can have this name in the registry."""
+    return re.match(_NAME, text) is not None
+
+
 _Name = Annotated[str, msgspec.Meta(pattern=_NAME)]
 _Member = Annotated[str, msgspec.Meta(pattern=_MEMBER)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]

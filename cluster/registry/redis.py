@@ -46,13 +46,19 @@ EPOCH_DIGITS_MAX = 19
 """A longer number is no epoch of Baton's (`membership.EPOCH_MAX`)."""
 
 NUDGES_MAX = 1000
-"""Change messages taken off the connection at once: a whole fleet that starts is one change."""
+"""Change messages taken off the connection for one reading: a whole fleet that starts is one change."""
+
+NUDGES_AT_ONCE = 20
+"""Messages between two turns of other tasks: a millisecond's work."""
 
 _CLUSTER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class RedisRegistry:
-    """See `Registry`. Connects at its first call, and again after a connection breaks."""
+    """See `Registry`. Connects at its first call, and again after a connection breaks.
+
+    Long, as `Registry` is one interface: a short method for each of its calls.
+    """
 
     def __init__(
         self,
@@ -154,6 +160,7 @@ class RedisRegistry:
                 pipe.smembers(self._keys.members(kind))
                 *_, found = await pipe.execute(raise_on_error=False)  # this user may not be allowed to remove members
             if isinstance(found, Exception):
+                await self._heal(self._keys.members(kind), found)
                 raise found
             entries = sorted(found)
             silent.clear()
@@ -208,16 +215,23 @@ class RedisRegistry:
             self._nudges = await _subscribed(self._link, self._redis, *(self._keys.changed(kind) for kind in NUDGED))
         while (left_s := until - asyncio.get_running_loop().time()) > 0:
             if await self._nudge(left_s):
-                for _ in range(NUDGES_MAX):
-                    if not await self._nudge(0.0):
+                for _ in range(NUDGES_MAX // NUDGES_AT_ONCE):
+                    if not await self._some_nudges():
                         break
+                    await asyncio.sleep(0)  # redis-py does not wait while more is there
                 return True
         return False
 
+    async def _some_nudges(self) -> bool:
+        """Take `NUDGES_AT_ONCE` messages off the connection. Returns whether there may be more."""
+        for _ in range(NUDGES_AT_ONCE):
+            if not await self._nudge(0.0):
+                return False
+        return True
+
     async def _nudge(self, timeout_s: float) -> bool:
         assert self._nudges is not None
-        message: object = await self._nudges.get_message(ignore_subscribe_messages=True, timeout=timeout_s)
-        return message is not None
+        return await self._link.next_message(self._nudges, timeout_s) is not None
 
     async def send_note(self, note: bytes) -> None:
         async with self._link.asking():
@@ -232,7 +246,7 @@ class RedisRegistry:
             if self._notes is None:
                 self._notes = await _subscribed(self._link, self._redis, self._keys.notes)
             while message is None and (left_s := until - asyncio.get_running_loop().time()) > 0:
-                message = await self._notes.get_message(ignore_subscribe_messages=True, timeout=left_s)
+                message = await self._link.next_message(self._notes, left_s)
         except (RedisError, OSError, ValueError) as error:
             if cancelled() > before:
                 raise asyncio.CancelledError from None  # see `RedisLink.asking`
@@ -245,6 +259,12 @@ class RedisRegistry:
         await self._stop_notes()
         await self._stop_listening()
         await self._link.close()
+
+    async def _heal(self, key: str, fault: Exception) -> None:
+        """Remove a key that is of another type: one command of one program would stop the fleet until then."""
+        if str(fault).startswith("WRONGTYPE"):
+            with contextlib.suppress(RedisError):  # this user may not be allowed to; another reader is
+                await self._redis.delete(key)
 
     # --- parts -------------------------------------------------------------------------------------------------------
 

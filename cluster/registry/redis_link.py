@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 from urllib.parse import quote, unquote, urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
+from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, InvalidResponse, NoPermissionError, RedisError, ResponseError
@@ -123,7 +124,8 @@ class RedisLink:
         """Wrap a call: a time limit, and one kind of failure (`RegistryDown`). `writes`: it tells `takes_writes`."""
         before = cancelled()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            # The second limit cancels the library's clean-up: after a WATCH it asks the server once more.
+            async with asyncio.timeout(2 * self._timeout_s), asyncio.timeout(self._timeout_s):
                 yield
             self.takes_writes = self.takes_writes or writes
         except (
@@ -132,13 +134,24 @@ class RedisLink:
             ValueError,
         ) as error:  # OSError: asyncio's TimeoutError too; ValueError: see `_down`
             if cancelled() > before:
-                # Seen live: a reader was cancelled twice, read on, and kept its router alive. We do not know where the
-                # cancellation was lost; perhaps the library's clean-up raised in its place. This is right in any case.
+                # The library's clean-up raised in place of the cancellation: the call was to end, and ends.
                 raise asyncio.CancelledError from None
             self.takes_writes = self.takes_writes and not writes
             if isinstance(error, ResponseError):
                 await self._hang_up()
             self._down(error)
+
+    async def next_message(self, messages: PubSub, wait_s: float) -> dict[str, Any] | None:
+        """The next message of a subscription; None: there was none within `wait_s` seconds. A broken connection is made
+        again, which may take the time of one call more.
+
+        Raises:
+            RedisError, OSError, ValueError: the subscription has to be made anew.
+        """
+        message: dict[str, Any] | None
+        async with asyncio.timeout(wait_s + self._timeout_s):
+            message = await messages.get_message(ignore_subscribe_messages=True, timeout=wait_s)
+        return message
 
     async def _hang_up(self) -> None:
         """Close idle connections: the server refuses to work. After a failover the registry's name leads to another
@@ -179,7 +192,9 @@ def _connect(place: RedisAddress, timeout_s: float) -> Redis:
         password=place.password,
         protocol=2,  # no HELLO and no CLIENT SETINFO: one round trip less, and older servers and proxies know it
         driver_info=None,
-        socket_timeout=timeout_s,
+        # No time limit of the library's: before Python 3.12 its `asyncio.wait_for` loses a cancellation that comes
+        # while a command is sent, so that an agent or router did not end. `asking` and `next_message` bound every call.
+        socket_timeout=None,
         socket_connect_timeout=timeout_s,
         retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
         **tls,

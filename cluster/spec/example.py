@@ -65,6 +65,7 @@ limits:
   body_bytes_max: 33554432
   answer_bytes_max: 67108864
   uploads_bytes_max: 268435456
+  open_bytes_max: 1073741824
   connections_max: 4000
   body_timeout_s: 30
   head_timeout_s: 15

@@ -25,6 +25,9 @@ _EXAMPLES = {
 """How to write required settings."""
 
 _KUBERNETES = frozenset({"apiVersion", "kind", "metadata", "spec", "status"})
+_WORKLOADS = frozenset({"parts", "seed"})
+"""Keys of the file of `baton plan --workload`."""
+
 _UNDER_SPEC = "this is a Kubernetes resource: lint what stands under its `spec:`"
 
 
@@ -50,6 +53,8 @@ def unknown_key(section: type, key: str, value: str) -> Guess:
     known = settings_of(section)
     if section is Spec and key in _KUBERNETES:
         return Guess("no key of a cluster file", _UNDER_SPEC, "models")
+    if section is Spec and key in _WORKLOADS:
+        return Guess("no key of a cluster file", "this is a workload file: give it to `baton plan --workload`")
     if (right := units.meant(key, known)) is not None:
         return _wrong_unit(key, right, value, known[right])
     word = units.normal(key)
@@ -64,6 +69,11 @@ def unknown_key(section: type, key: str, value: str) -> Guess:
             shown = "{…}" if is_section(inner.kind) else value
             fix = f"write `{name}: {{{inner.name}: {shown}}}`"
             return Guess(f"unknown key here; it belongs into `{name}`", fix)
+    for name, setting in known.items():
+        for outer in settings_of(setting.kind).values() if is_section(setting.kind) else ():
+            if (inner := _below(outer, word)) is not None:
+                fix = f"write `{name}: {{{outer.name}: {{{inner.name}: …}}}}`"
+                return Guess(f"unknown key here; it belongs into a section of `{name}`", fix)
     for name, setting in known.items():
         if (entry := _in_entries(setting, word)) is not None:
             shown = "{…}" if is_section(entry.kind) else value

@@ -615,6 +615,16 @@ class Limits:
             aka=("uploads_max", "upload_bytes_max"),
         ),
     )
+    open_bytes_max: int = field(
+        default=0,
+        metadata=about(
+            text="Bytes of the bodies of all open requests; beyond it new ones get a 503. One client has at most three "
+            "quarters of it. 0: 32 of the largest bodies, four times what uploads may have at least.",
+            why="a parsed body takes up to ten times its bytes: with 32 MiB for a body, some 10 GiB at most",
+            at_least=0,
+            aka=("open_max_bytes", "bodies_bytes_max"),
+        ),
+    )
     connections_max: int = field(
         default=0,
         metadata=about(

@@ -15,7 +15,7 @@ from typing import Final
 from cluster.errors import UsageError
 from cluster.ids import engine_of
 from cluster.registry.membership import BEAT_EVERY_S, Heartbeat, Member, MemberKind, Membership
-from cluster.registry.registry import NameRefused, Registry, RegistryDown, fold_members
+from cluster.registry.registry import Beaten, NameRefused, Registry, RegistryDown, fold_members
 from engine.agent.rank import Rank
 
 logger = logging.getLogger("baton.agent")
@@ -26,6 +26,9 @@ the routers whose names sort first get credits."""
 
 CLAIM_ATTEMPTS_S = 2.5
 """A taken name is claimed again for this many ttls: the name of a killed agent is free after one."""
+
+BEATS_AT_ONCE: Final = 4
+"""Heartbeats of one engine's ranks that are under way at a time."""
 
 
 class Announcer:
@@ -115,7 +118,7 @@ class Announcer:
         while not self._over:  # not by cancellation alone: a library may swallow one
             await self._hear_routers()
             try:
-                answers = [await self._registry.beat(self._beat(rank)) for rank in self._ranks]
+                answers = await self._beat_all()
             except RegistryDown as reason:
                 if not down:
                     logger.warning("%s; serving on", reason)
@@ -133,6 +136,31 @@ class Announcer:
                 async with asyncio.timeout(BEAT_EVERY_S):
                     await self._nudge.wait()
 
+    async def _beat_all(self) -> list[Beaten | NameRefused]:
+        """Send a heartbeat of each rank, some at a time: on a slow registry the last of many would come too late. One
+        that fails keeps no other back.
+
+        Raises:
+            RegistryDown: the first failure, once all were tried.
+            ValueError: the same.
+        """
+        at_once, failures = asyncio.Semaphore(BEATS_AT_ONCE), list[Exception]()
+        answers: list[Beaten | NameRefused] = []
+
+        async def beat(rank: Rank) -> None:
+            async with at_once:
+                try:
+                    answers.append(await self._registry.beat(self._beat(rank)))
+                except (RegistryDown, ValueError) as failure:  # ValueError: its heartbeat is too long
+                    failures.append(failure)
+
+        async with asyncio.TaskGroup() as group:
+            for rank in self._ranks:
+                group.create_task(beat(rank))
+        if failures:
+            raise failures[0]
+        return answers
+
     async def _hear_routers(self) -> None:
         """Read which routers share the credits, and how many each one wants."""
         now = asyncio.get_running_loop().time()
@@ -144,7 +172,7 @@ class Announcer:
 
     async def say_goodbye(self) -> None:
         """Leave the registry: the names are free at once."""
-        with contextlib.suppress(RegistryDown):
-            for rank in self._ranks:
+        for rank in self._ranks:
+            with contextlib.suppress(RegistryDown):
                 await self._registry.leave(rank.id, self._agent)
         await self._registry.close()

@@ -9,7 +9,6 @@ this machine are refused.
 from __future__ import annotations
 
 import asyncio
-import errno
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from aiohttp import web
 
 from cluster.callers import from_another_site, from_here, names_this_machine
-from cluster.errors import ApiError, bad_request, cannot_listen
+from cluster.errors import ApiError, bad_request, cannot_listen, is_address_fault
 from cluster.ids import InstanceId, engine_of
 from cluster.instance import Role
 from cluster.keys import key_in, whose
@@ -39,6 +38,9 @@ DRAIN_S = 60.0
 
 BODY_S = 10.0
 """Time limit for a body of `BODY_BYTES_MAX` to arrive."""
+
+CONNECTIONS_MAX: Final = 256
+"""Connections that may be open. Routers, the operator, a controller and a scraper keep one each."""
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """Paths for probes: without a key, from any machine."""
@@ -255,12 +257,28 @@ async def listen(app: web.Application, host: str, port: int, flag: str = "--agen
     """
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
+    assert runner.server is not None
+    _limit_connections(runner.server)
     try:
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
         await runner.cleanup()
-        if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
+        if is_address_fault(error):
             raise cannot_listen(host, port, error, flag) from None
         raise
     bound = runner.addresses[0][1]
     return runner, f"http://{netloc(host, bound)}"
+
+
+def _limit_connections(server: web.Server) -> None:
+    """Close the oldest connection for each new one above `CONNECTIONS_MAX`. Requests here take milliseconds, so it is
+    one that waits, or that sends no whole request: without a limit such ones use up the process's file descriptors.
+    """
+    opened = server.connection_made
+
+    def made(handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        opened(handler, transport)
+        for oldest in server.connections[:-CONNECTIONS_MAX]:
+            oldest.force_close()
+
+    server.connection_made = made  # type: ignore[method-assign]

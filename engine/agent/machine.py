@@ -225,14 +225,16 @@ class AgentMachine:
         self.engine = AgentState(event.state)
         if self.state is AgentState.STOPPING:
             return ()
+        if event.state != "ready":
+            self.load = Load()  # a new engine holds nothing
+            self.shared.engine_lost()
         if self.state is AgentState.DRAINING:
             if event.state == "ready":
                 return ()
             # The engine died while draining: its work is lost already, and a new engine would get no work.
-            return self._stop(f"its engine died ({event.detail})") if self.leaving else self._set(event)
-        if event.state != "ready":
-            self.load = Load()  # a new engine holds nothing
-            self.shared.engine_lost()
+            if self.leaving:
+                return self._stop(f"its engine died ({event.detail})")
+            self.idle_since = now if self.idle_since is None else self.idle_since
         return self._set(event)
 
     def _set(self, event: EngineIs) -> tuple[Effect, ...]:
@@ -261,10 +263,13 @@ class AgentMachine:
         if event.linger_s and event.leave and self.state is AgentState.READY:
             return self._linger(event, now)
         self.leave_at = math.inf
+        leaves = self.leaving and not event.leave
+        if leaves and self.state is AgentState.DRAINING:
+            return ()  # it leaves by the deadline that it was given: a later one would come after its end
+        self.drain_s = min(event.deadline_s, self.drain_s) if leaves else event.deadline_s
         self.leaving = self.leaving or event.leave
-        self.drain_s = event.deadline_s
         drained = self.state is AgentState.DRAINING and self.drained
-        self.deadline = math.inf if drained else now + event.deadline_s
+        self.deadline = math.inf if drained else now + self.drain_s
         if self.state is not AgentState.DRAINING:
             self.state, self.drained = AgentState.DRAINING, False
             self.idle_since = now if self.rules.unfinished(self.load) is None else None

@@ -7,6 +7,7 @@ its own state in the fleet: credits, load, epoch, evictions, peers.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -18,6 +19,8 @@ from engine.agent.meetings import with_door
 from engine.agent.transfers import Transfers
 from engine.vllm.evictions import Evictions
 from engine.vllm.tier_speeds import TierSpeeds
+
+logger = logging.getLogger("baton.agent")
 
 _SERVING: Final = frozenset({AgentState.READY, AgentState.DRAINING})
 _NEEDING: Final = _SERVING | {AgentState.STARTING, AgentState.RESTARTING}
@@ -127,7 +130,10 @@ class RankMachines:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for effect in [effect for rank, event in events for effect in rank.machine.handle(event, now)]:
-            self._act(effect)
+            try:
+                self._act(effect)
+            except OSError as error:  # a full disk under the log: the engine is stopped all the same
+                logger.warning("%s is not carried out: %s", type(effect).__name__, error)
         self.stop()
         due = min((at for rank in self._ranks if (at := rank.machine.next_wakeup()) is not None), default=None)
         if due is not None:

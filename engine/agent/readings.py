@@ -116,7 +116,7 @@ class EngineReadings:
                     with contextlib.suppress(Unwell):
                         self._heard(await probe.metrics())
                         looks += 1
-                        if self._adapters.check():
+                        if await asyncio.to_thread(self._adapters.check):
                             self._changed()
                         if looks % (ADAPTERS_EVERY_LOOKS if self.adapters else MODELS_EVERY_LOOKS) == 0:
                             await self._hear_models(await probe.models())

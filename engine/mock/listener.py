@@ -99,9 +99,13 @@ def _bound(host: str, port: int) -> socket.socket:
     Raises:
         UsageError: the address is taken, or not this machine's.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise UsageError(
+            f"--host {host}: {(error.strerror or str(error)).lower()}; give this machine's address"
+        ) from None
+    family, kind, protocol, _, address = found[0]
     made = socket.socket(family, kind, protocol)
     made.setblocking(False)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

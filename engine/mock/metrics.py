@@ -151,18 +151,21 @@ class Metrics:
         """Count one value in the histogram of this name."""
         self.histograms[name].observe(value)
 
-    def text(self, load: Load) -> str:
-        """All metrics as Prometheus' text, with the present load."""
+    def text(self, load: Load, ranks: int = 1) -> str:
+        """All metrics as Prometheus' text, with the present load. `ranks`: the data parallel ranks of its server."""
         model = self.model.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         label = f'engine="{self.engine}",model_name="{model}"'
-        lines = [*_gauges(load, label), *self._cache(), *self._counters(load, label)]
+        lines = [*_gauges(load, label), *self._cache(ranks), *self._counters(load, label)]
         for name, histogram in self.histograms.items():
             lines += [f"# TYPE vllm:{name} histogram", *histogram.lines(f"vllm:{name}", label)]
         return "\n".join(lines) + "\n"
 
-    def _cache(self) -> Iterable[str]:
+    def _cache(self, ranks: int) -> Iterable[str]:
+        """As vLLM does for each rank: the blocks of all ranks together, and the tokens of one."""
         if self.num_blocks:
-            sizes = f'block_size="{self.block_size}",engine="{self.engine}",num_gpu_blocks="{self.num_blocks}"'
+            sizes = f'block_size="{self.block_size}",engine="{self.engine}"'
+            sizes += f',kv_cache_size_tokens="{self.num_blocks * self.block_size}"'
+            sizes += f',num_gpu_blocks="{self.num_blocks * ranks}"'
             yield "# TYPE vllm:cache_config_info gauge"
             yield f"vllm:cache_config_info{{{sizes}}} 1.0"
 

@@ -127,7 +127,8 @@ class Routes:
         _json(exchange, {"openapi": "3.1.0", "info": {"title": "FastAPI", "version": "0.1.0"}, "paths": paths})
 
     def _metrics(self, _: Request, exchange: Exchange) -> None:
-        pages = [rank.metrics.text(rank.load()) for rank in self._instance.ranks]
+        ranks = self._instance.ranks
+        pages = [rank.metrics.text(rank.load(), len(ranks)) for rank in ranks]
         exchange.respond(200, (pages[0] if len(pages) == 1 else merged(pages)).encode(), CONTENT_TYPE)
 
     def _tokenize(self, request: Request, exchange: Exchange) -> None:

@@ -7,6 +7,9 @@ Importing this package reads no file and loads no library.
 
 import pathlib
 
+NAME = "baton-tiny"
+"""The name under which it is served."""
+
 
 def model_path() -> pathlib.Path:
     """Return the folder that holds the weights, the configuration and the tokenizer."""

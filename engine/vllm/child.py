@@ -19,7 +19,9 @@ from pathlib import Path
 
 from cluster.errors import EngineFailed
 from cluster.ids import InstanceId
+from engine.vllm.canary import STUCK_CPU_S, STUCK_S
 from engine.vllm.command import command, environment, printable
+from engine.vllm.core_watch import watching
 from engine.vllm.keeper import end_all
 from engine.vllm.listener import listens
 from engine.vllm.logfile import LogFile
@@ -94,6 +96,7 @@ class EngineProcess:
     """A supervised vLLM server. `model` is the name that it serves under, known once it is ready.
 
     It has many attributes: the machine that decides, what it drives (log, keeper, timer, tasks), and how a run ended.
+    It is long, as each effect of the machine is a short method here.
     """
 
     def __init__(
@@ -106,16 +109,21 @@ class EngineProcess:
         environ: Mapping[str, str] | None = None,
         argv: list[str] | None = None,
         turns: StartTurns | None = None,
+        first_stage: str = FIRST_STAGE,
     ) -> None:
-        """`turns`: the locks that each start takes first; None: it shares its GPUs with no other engine."""
+        """`turns`: the locks that each start takes first; None: it shares its GPUs with no other engine. `first_stage`:
+        what a start does before its log says more, in words.
+        """
         self.spec = spec
         self.model = ""
         self._environ = os.environ if environ is None else environ
         self._argv = command(spec) if argv is None else argv
         self._log = LogFile(log_path)
         self._on_change = on_change
+        self._stuck_max_s = STUCK_CPU_S if spec.device == "cpu" else STUCK_S
         self._machine = Supervisor(rules or rules_for(spec))
         self._turns = turns
+        self._first_stage = first_stage
         self._keeper: asyncio.subprocess.Process | None = None
         self._ending: signal.Signals | None = None  # a signal that came before the keeper ran
         self._timer: asyncio.TimerHandle | None = None
@@ -154,7 +162,7 @@ class EngineProcess:
 
     def stop(self, *, at_once: bool = False) -> None:
         """Drain and end; `at_once`, or when called a second time, without draining."""
-        self._loop.call_soon(self._feed, StopSupervised(at_once=at_once))
+        asyncio.get_running_loop().call_soon(self._feed, StopSupervised(at_once=at_once))
 
     # -- the machine --
 
@@ -187,7 +195,7 @@ class EngineProcess:
                 self._done.set()
 
     def _announce(self, state: EngineState, because: str, again_in_s: float | None) -> None:
-        detail = because or (FIRST_STAGE if state is EngineState.STARTING else "")
+        detail = because or (self._first_stage if state is EngineState.STARTING else "")
         if state in {EngineState.RESTARTING, EngineState.FAILED}:
             detail = self._explain(because)
         if again_in_s is not None:
@@ -220,7 +228,7 @@ class EngineProcess:
         code, because = 0, ""
         try:
             if await self._turn_comes(epoch):
-                with scratch(env, kept) as own:
+                async with scratch(env, kept) as own:
                     code = await self._kept(epoch, own)
         except OSError as error:
             code = 1
@@ -296,15 +304,19 @@ class EngineProcess:
             await self._wait_until_ready(probe, epoch)
             self._feed(Healthy(epoch))
             self._end_turn()
-            while True:
-                await asyncio.sleep(READY_EVERY_S)
-                try:
-                    await probe.health()
-                except Unwell as unwell:
-                    if not unwell.ours:
-                        self._feed(EngineProbeFailed(epoch, str(unwell), unwell.dead))
-                else:
-                    self._feed(Healthy(epoch))
+            async with watching(probe, self.model, len(self.spec.instances), self._stuck_max_s) as cores:
+                while True:
+                    await asyncio.sleep(READY_EVERY_S)
+                    try:
+                        await probe.health()
+                        await cores.look()
+                    except Unwell as unwell:
+                        if not unwell.ours:
+                            self._feed(EngineProbeFailed(epoch, str(unwell), unwell.dead))
+                    except (RuntimeError, OSError):  # no thread or no descriptor is left here: not its fault
+                        pass
+                    else:
+                        self._feed(Healthy(epoch))
 
     async def _bound_log(self) -> None:
         while True:
@@ -324,8 +336,8 @@ class EngineProcess:
                 self._feed(Reached(epoch, told := reached))
             if (because := hangs(lines)) is not None:
                 self._feed(StartHangs(epoch, because))
-            # RuntimeError: no thread can be started now. That is no reason to end the engine: the next look tries it.
-            with contextlib.suppress(Unwell, RuntimeError):
+            # RuntimeError: no thread can be started now; OSError: no descriptor is left. The next look tries again.
+            with contextlib.suppress(Unwell, RuntimeError, OSError):
                 await probe.health()
                 if await asyncio.to_thread(self._is_ours):
                     self.model = await probe.model()

@@ -7,7 +7,9 @@ much, also if other routers filled that cache. The events hold the prompts' toke
 its owner can open.
 
 With tiers below the KV cache (`engine.vllm.tiers`) a block counts as evicted when the last tier drops it. With tiers
-the agent remembers for each block which of them have it.
+the agent remembers for each block which of them have it. Blocks that no tier below has ever had do not count: they are
+of answers, as vLLM offloads prompts alone (0.32: ``offload_prompt_only``), and routers know that answers leave with
+the KV cache.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ BATCHES_MAX = 1000
 BLOCKS_MAX = 2_000_000
 """Blocks whose tiers are remembered, about 150 bytes each. Beyond that, blocks stored longest ago count as dropped."""
 
-_DEVICE, _HOST, _DISK = 1, 2, 4
+_DEVICE, _HOST, _DISK, _KEPT = 1, 2, 4, 8
 _TIERS = {None: _DEVICE, "GPU": _DEVICE, "CPU": _HOST, "STORAGE": _DISK}
 """By vLLM's word for a medium; in vLLM 0.32 ``GPU`` means the KV cache on CPUs, too."""
 
@@ -63,13 +65,13 @@ class Evictions:
 
     def __init__(self, *, tiered: bool = False) -> None:
         self.tokens = 0
-        """Tokens of blocks that were evicted one by one, from the last tier that had them."""
+        """Tokens of blocks that were evicted one by one; with tiers, from the last one that had them."""
         self.clears = 0
         """How often the whole cache was dropped. Always 0 with tiers: their blocks stay."""
         self._block_tokens = 0
         self._tiered = tiered
         self._where: dict[bytes, int] = {}
-        """With tiers: by block, the tiers that have it, as bits."""
+        """With tiers: by block, the tiers that have it, as bits, and whether one below has had it (`_KEPT`)."""
         self._blocks = dict.fromkeys((_DEVICE, _HOST, _DISK), 0)
 
     @property
@@ -134,16 +136,18 @@ class Evictions:
             self._move(name, drop=_DEVICE)
 
     def _move(self, name: bytes, *, add: int = 0, drop: int = 0) -> None:
-        """Record that a block is in (`add`) or no longer in (`drop`) a tier. In no tier: it counts as evicted, once."""
+        """Record that a block is in (`add`) or no longer in (`drop`) a tier. In no tier any more: it counts as evicted,
+        once.
+        """
         before = self._where.get(name, 0)
-        after = (before | add) & ~drop
+        after = (before | add | (_KEPT if add & ~_DEVICE else 0)) & ~drop
         for tier in self._blocks:
             self._blocks[tier] += bool(after & tier) - bool(before & tier)
-        if after:
+        if after & ~_KEPT:
             self._where[name] = after
         elif before:
             del self._where[name]
-            self.tokens += self._block_tokens
+            self.tokens += self._block_tokens if before & _KEPT else 0
 
 
 def events_path(path: str, rank: int) -> str:

@@ -6,7 +6,7 @@ A file that is being written is not removed: the write would create it again aft
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 
 class KeptFiles:
@@ -41,9 +41,11 @@ class KeptFiles:
             del self._used[key]
             self._used[key] = None
 
-    def added(self, keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
-        """Files are about to be written. Returns the files to remove in exchange."""
-        for key in keys:
+    def added(self, keys: Sequence[Hashable]) -> tuple[Hashable, ...]:
+        """Files are about to be written, of chunks in their prompt's order: of these the last counts as used longest
+        ago, because a chunk is of no use without those before it. Returns the files to remove in exchange.
+        """
+        for key in reversed(keys):
             if key not in self:
                 self._new.add(key)
             self._used.pop(key, None)

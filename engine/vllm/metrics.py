@@ -24,7 +24,7 @@ times as fast as one that begins with ``^``, and an engine's text has a thousand
 _LOADED = re.compile(rf"\nvllm:kv_offload_(?P<name>(?:load|tiering_read)_(?:bytes|time)_total){_REST}", re.MULTILINE)
 _KV_BYTES = re.compile(rf"\n(?P<name>{KV_BYTES}){_REST}", re.MULTILINE)
 _ENGINE = re.compile(r'(?:^|,)engine="(\d{1,9})"')
-_BLOCKS = re.compile(r'(?:^|,)(block_size|num_gpu_blocks)="(\d{1,12})"')
+_SIZES = re.compile(r'(?:^|,)(block_size|kv_cache_size_tokens|num_gpu_blocks)="(\d{1,12})"')
 REQUESTS_MAX = 1 << 31
 """Largest count of requests; a larger number is no count, and reads 0."""
 
@@ -43,7 +43,8 @@ def parse_load(text: str) -> Load:
 
     One server runs one core per data-parallel rank, each with the same number of blocks. What is missing reads 0.
     """
-    return _load([*_SAMPLE.finditer("\n" + text)])
+    samples = [*_SAMPLE.finditer("\n" + text)]
+    return _load(samples, _caches(samples))
 
 
 def parse_loads(text: str, ranks: int) -> tuple[Load, ...]:
@@ -52,8 +53,9 @@ def parse_loads(text: str, ranks: int) -> tuple[Load, ...]:
     """
     if ranks == 1:
         return (parse_load(text),)
-    samples = _by_engine(_SAMPLE.finditer("\n" + text))
-    return tuple(_load(samples.get(rank, [])) for rank in range(ranks))
+    found = [*_SAMPLE.finditer("\n" + text)]
+    samples, caches = _by_engine(found), _caches(found)
+    return tuple(_load(samples.get(rank, []), caches) for rank in range(ranks))
 
 
 def parse_tiers(text: str, ranks: int) -> tuple[TierCounts, ...]:
@@ -89,12 +91,18 @@ def _by_engine(samples: Iterable[re.Match[str]]) -> dict[int, list[re.Match[str]
     return found
 
 
-def _load(samples: Sequence[re.Match[str]]) -> Load:
+def _caches(samples: Sequence[re.Match[str]]) -> int:
+    """How many engine cores of a server describe their KV cache."""
+    return sum(sample["name"] == _CACHE for sample in samples)
+
+
+def _load(samples: Sequence[re.Match[str]], caches: int) -> Load:
+    """`samples`: of the engine cores that are meant; `caches`: `_caches` of the whole server."""
     found: dict[str, list[float]] = {}
     for sample in samples:
         labels = sample["labels"] or ""
         name = _named(sample["name"], labels)
-        value = _kv_tokens(labels) if name == _CACHE else _number(sample["value"])
+        value = _kv_tokens(labels, caches) if name == _CACHE else _number(sample["value"])
         if value is not None:
             found.setdefault(name, []).append(value)
     usages = found.get("kv_cache_usage_perc", [])
@@ -129,13 +137,16 @@ def _recomputed(found: dict[str, list[float]], pulled: int) -> int:
     return max(0, min(missing, _total(found.get("computed", []))))
 
 
-def _kv_tokens(labels: str) -> int:
+def _kv_tokens(labels: str, caches: int) -> int:
     """Tokens of one engine core's KV cache, from the labels of ``vllm:cache_config_info``; 0 if they do not say.
 
-    vLLM 0.32 counts blocks as ``num_gpu_blocks`` on CPUs, too, and writes ``None`` until they are known.
+    vLLM 0.32 writes the same sizes for each of a server's cores. ``kv_cache_size_tokens`` is one core's, also of a
+    hybrid model, with several groups of KV blocks. ``num_gpu_blocks`` is the sum of all cores' blocks, also on
+    CPUs. Both are ``None`` until they are known; earlier versions lack the first.
     """
-    said = {name: int(count) for name, count in _BLOCKS.findall(labels)}
-    return said.get("block_size", 0) * said.get("num_gpu_blocks", 0)
+    said = {name: int(count) for name, count in _SIZES.findall(labels)}
+    blocks = said.get("num_gpu_blocks", 0) // max(1, caches)
+    return said.get("kv_cache_size_tokens", 0) or said.get("block_size", 0) * blocks
 
 
 def _number(word: str) -> float | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, Self
 
 import aiohttp
 
 from cluster.bounded import PLAIN, Unfit, no_descriptors, whole_body
 from cluster.instance import Load, models_in
+from cluster.wire import RANK_HEADER
 from engine.vllm.metrics import parse_loads
 
 HEALTH_S = 5.0
@@ -79,16 +81,27 @@ class Probe:
             case _:
                 raise Unwell("GET /v1/models: no list in the answer")
 
-    async def first_token(self, model: str) -> None:
+    async def first_token(self, model: str, rank: int | None = None, limit_s: float = FIRST_TOKEN_S) -> None:
         """Make the engine compute one token: weights, kernels and tokenizer then work. An engine whose model generates
-        nothing (`--runner pooling`) has no such path, and no token to compute.
+        nothing (`--runner pooling`) has no such path, and no token to compute. `rank`: the data parallel rank; None:
+        any. `limit_s`: the longest wait, seconds.
         """
         body = {"model": model, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
         try:
-            await self._json("POST", "/v1/completions", FIRST_TOKEN_S, body)
+            await self._json("POST", "/v1/completions", limit_s, body, {} if rank is None else {RANK_HEADER: str(rank)})
         except Unwell as unwell:
             if unwell.status != NO_SUCH_PATH or NO_SUCH_MODEL in unwell.answer:
                 raise
+
+    async def paused(self) -> bool:
+        """Whether it is paused: new requests then wait. Only an engine in vLLM's development mode knows."""
+        try:
+            match await self._json("GET", "/is_paused", HEALTH_S):
+                case {"is_paused": True}:
+                    return True
+        except Unwell:
+            pass
+        return False
 
     async def metrics(self) -> str:
         """The text of the engine's ``/metrics`` (`engine.vllm.metrics`)."""
@@ -98,17 +111,23 @@ class Probe:
         """The present load of each data parallel rank; an engine without ranks has one load."""
         return parse_loads(await self.metrics(), ranks)
 
-    async def _json(self, method: str, path: str, limit_s: float, body: object = None) -> Any:
+    async def _json(
+        self, method: str, path: str, limit_s: float, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> Any:
         try:
-            return json.loads(await self._ask(method, path, limit_s, body))
+            return json.loads(await self._ask(method, path, limit_s, body, headers))
         except (ValueError, RecursionError) as error:  # the second one: nested without end
             raise Unwell(f"{method} {path}: the answer is not JSON") from error
 
-    async def _ask(self, method: str, path: str, limit_s: float, body: object = None) -> bytes:
+    async def _ask(
+        self, method: str, path: str, limit_s: float, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> bytes:
         assert self._session is not None
         timeout = aiohttp.ClientTimeout(total=limit_s)
         try:
-            async with self._session.request(method, self._url + path, json=body, timeout=timeout) as response:
+            async with self._session.request(
+                method, self._url + path, json=body, headers=headers, timeout=timeout
+            ) as response:
                 answer = await whole_body(response)
         except TimeoutError as error:
             raise Unwell(f"{method} {path}: no answer in {limit_s:g} s") from error

@@ -8,12 +8,14 @@ for locks on downloads and for weights that a daemon keeps.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from cluster.errors import UsageError
 from engine.vllm.keeper import SCRATCH
@@ -28,11 +30,15 @@ BASE_BYTES_MAX = 40
 """A socket's path has 107 bytes at most, and vLLM's are the base, this folder's name (22 with a slash) and 37 more."""
 
 
-@contextlib.contextmanager
-def scratch(env: dict[str, str], kept: str = "") -> Iterator[dict[str, str]]:
+T = TypeVar("T")
+
+
+class scratch:  # noqa: N801 - used as a function is: `async with scratch(env) as own`
     """Give `env` with a folder of its own for sockets, which is removed afterwards.
 
     If the usual folder's path is too long for sockets below it, or cannot be written to, `SOCKETS` stays as it is.
+    With `async with` threads make and remove the folders: a tier may have a hundred thousand files. With `with` the
+    caller does.
 
     Args:
         env: the environment.
@@ -42,19 +48,37 @@ def scratch(env: dict[str, str], kept: str = "") -> Iterator[dict[str, str]]:
         UsageError: the name of `kept` does not begin with `FOLDER_PREFIX`.
         OSError: `kept` cannot be made.
     """
-    if kept:
-        _empty(kept)
-    base = env.get(SOCKETS) or env.get("TMPDIR") or tempfile.gettempdir()
-    folder = None
+
+    def __init__(self, env: dict[str, str], kept: str = "") -> None:
+        self._env = env
+        self._kept = kept
+        self._own: list[str] = []
+
+    def __enter__(self) -> dict[str, str]:
+        if self._kept:
+            _empty(self._kept)
+        folder = _sockets(self._env.get(SOCKETS) or self._env.get("TMPDIR") or tempfile.gettempdir())
+        self._own = [each for each in (folder, self._kept) if each]
+        paths = {SOCKETS: folder} if folder else {}
+        return {**self._env, **paths, **({SCRATCH: os.pathsep.join(self._own)} if self._own else {})}
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._own:
+            shutil.rmtree(each, ignore_errors=True)
+
+    async def __aenter__(self) -> dict[str, str]:
+        return await _in_thread(self.__enter__)
+
+    async def __aexit__(self, *_: object) -> None:
+        await _in_thread(self.__exit__)
+
+
+def _sockets(base: str) -> str:
+    """Make a folder for sockets below this one. Empty: none can be there, or its path would be too long."""
     if len(os.fsencode(base)) <= BASE_BYTES_MAX:
         with contextlib.suppress(OSError):
-            folder = tempfile.mkdtemp(prefix=PREFIX, dir=base)
-    own = [each for each in (folder, kept) if each]
-    try:
-        yield {**env, **({SOCKETS: folder} if folder else {}), **({SCRATCH: os.pathsep.join(own)} if own else {})}
-    finally:
-        for each in own:
-            shutil.rmtree(each, ignore_errors=True)
+            return tempfile.mkdtemp(prefix=PREFIX, dir=base)
+    return ""
 
 
 def _empty(folder: str) -> None:
@@ -63,3 +87,11 @@ def _empty(folder: str) -> None:
         raise UsageError(f"{folder} would be emptied: its name does not begin with {FOLDER_PREFIX}")
     shutil.rmtree(folder, ignore_errors=True)
     Path(folder).mkdir(mode=0o700, parents=True)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Do this in a thread, or here where no thread can be started now: the engine starts and ends all the same."""
+    try:
+        return await asyncio.to_thread(work)
+    except RuntimeError:
+        return work()

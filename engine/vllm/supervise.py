@@ -266,9 +266,13 @@ class Supervisor:
         return self._kill(f"no healthy answer for {failing_s:.0f} s ({because})")
 
     def _kill(self, because: str) -> tuple[Effect, ...]:
+        """End the process. One that served is told to be restarting at once: its end may take long, as memory is given
+        back and files are removed, and it serves no more.
+        """
         self._killed_because = because
         self._wakeup = None
-        return (KillChild(because),)
+        served = (Announce(EngineState.RESTARTING, because),) if self.state is EngineState.READY else ()
+        return *served, KillChild(because)
 
     def _exited(self, because: str, now: float) -> tuple[Effect, ...]:
         because = self._killed_because or because

@@ -1,4 +1,4 @@
-"""Tells instances' agents over HTTP to take another role or to drain. The same for every actuator. A shell.
+"""Tells instances' agents over HTTP to take another role. The same for every actuator. A shell.
 
 An agent on this machine answers any program here. One on another machine answers only requests that are signed with its
 ticket keys (`kvtransfer.signed`); without keys it listens on its own loopback alone.
@@ -47,10 +47,6 @@ class Agents:
     async def flip(self, beat: Heartbeat, role: Role) -> str:
         """Tell the agent of `beat` to take another role."""
         return await self._tell(beat, "/role", {"role": role.value})
-
-    async def drain(self, beat: Heartbeat, deadline_s: float) -> str:
-        """Tell the agent to take no new work for now; the instance does not end."""
-        return await self._tell(beat, "/drain", {"deadline_s": deadline_s})
 
     async def _tell(self, beat: Heartbeat, path: str, said: dict[str, object]) -> str:
         if beat.agent_url is None:

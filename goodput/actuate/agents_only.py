@@ -1,4 +1,7 @@
-"""An actuator without a launcher: flips and drains through agents. For fleets that other programs start. A shell."""
+"""An actuator without a launcher: flips through agents. For fleets that other programs start. A shell.
+
+What is ended here could not be started again, so instances keep running: their owners change the fleet's size.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +19,22 @@ _CANNOT: Final = "nothing here can {what} instances: this controller speaks to a
 
 
 class AgentsOnly:
-    """See `protocol.Actuator`. An instance that is drained stays, without work, until its owner ends it."""
+    """See `protocol.Actuator`. Flips alone are carried out; starts and ends are refused."""
 
     def __init__(self, pools: Iterable[str], beats: Callable[[], Mapping[str, Heartbeat]], agents: Agents) -> None:
         """`pools`: names of pools; an instance `POOL-…` is of that pool. `beats`: last heartbeats, by instance."""
         self._pools: Final = tuple(pools)
         self._beats: Final = beats
         self._agents: Final = agents
-        self._leaving: Final[set[InstanceId]] = set()
 
     async def observe(self) -> ExistingFleet:
         beats = self._beats()
-        self._leaving.intersection_update(map(InstanceId, beats))
         found = [
-            Existing(instance=InstanceId(name), pool=pool, life=self._life(InstanceId(name)))
+            Existing(instance=InstanceId(name), pool=pool, life=InstanceLife.RUNNING)
             for name in beats
             if (pool := self._pool(name)) is not None
         ]
         return ExistingFleet(now_s=time.monotonic(), instances=tuple(found))
-
-    def _life(self, name: InstanceId) -> InstanceLife:
-        return InstanceLife.LEAVING if name in self._leaving else InstanceLife.RUNNING
 
     def _pool(self, name: str) -> str | None:
         fits = [pool for pool in self._pools if name.startswith(f"{pool}-")]
@@ -52,13 +50,7 @@ class AgentsOnly:
         return "" if beat.role is action.role else await self._agents.flip(beat, action.role)
 
     async def drain(self, action: Drain) -> str:
-        beat = self._beats().get(action.instance)
-        if beat is None:
-            return ""
-        because = await self._agents.drain(beat, action.deadline_s)
-        if not because:
-            self._leaving.add(action.instance)
-        return because
+        return _CANNOT.format(what="end")
 
     async def stop(self, action: Stop) -> str:
         return _CANNOT.format(what="end")

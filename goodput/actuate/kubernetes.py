@@ -3,7 +3,8 @@
 The operator brings pools to their wanted sizes and rolls them; a controller decides the sizes, and which instance
 leaves. So every action here writes two facts, in an order that the operator undoes after a crash between the two:
 
-- `start`: the size first, then the workload of this very name. Without the workload the operator makes one of its own.
+- `start`: the size first, then the workload of this very name. Without the workload the operator makes one of its own;
+  where the API server has refused the workload (a quota), the size is taken back.
 - `drain`: the mark on the workload first, then the size. Without the size the operator takes the mark back.
 
 The operator makes no plan between the two: it would see one fact without the other, and undo it.
@@ -43,8 +44,15 @@ class KubernetesCluster(Protocol):
     async def resize(self, pool: str, by: int) -> str:
         """Change the wanted size of a pool by `by` instances."""
 
+    async def take_back(self, pool: str) -> None:
+        """Give the pool the size that it had before the last `resize`."""
+
     async def make(self, name: InstanceId, pool: str, because: str) -> str:
-        """Make the workload of an instance."""
+        """Make the workload of an instance.
+
+        Raises:
+            Unobservable: whether it was made is unknown.
+        """
 
     async def mark(self, name: InstanceId, because: str) -> str:
         """Mark an instance as leaving and tell its agent: the operator deletes it once it is drained."""
@@ -74,7 +82,7 @@ class KubernetesActuator:
                 return because
             because = await self._world.make(action.instance, action.pool, action.because)
             if because:
-                await self._world.resize(action.pool, -1)
+                await self._world.take_back(action.pool)
             return because
 
     async def flip(self, action: Flip) -> str:

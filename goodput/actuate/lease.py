@@ -4,7 +4,8 @@ Every controller of a fleet claims the same name. The one that has it leads; the
 `BEAT_EVERY_S`, and take over once it is free: at once after the leader's goodbye, a ttl after a dead leader's last
 heartbeat. Without a goodbye the next leader waits for another ttl before it acts: a registry that lost its data (it was
 started again, or failed over to a replica that lagged) gives the name away while the former leader may still act. So
-does a leader that was cut off and gets the name back: a registry without its data tells it of no successor.
+does a controller that was just started, if there are instances already, and a leader that was cut off and gets the name
+back: a registry without its data tells neither of them of another leader.
 
 The lock is fenced on the leader's own clock: it acts only while its last answered heartbeat is younger than the ttl
 less `MARGIN_S`, which is longer than any one action may take. A leader that was paused for a minute, or is cut off from
@@ -111,14 +112,14 @@ class LeaderClaim:
         self._until, self._holder = asked + self.registry.ttl_s - MARGIN_S, ""
 
     async def _is_gone(self, rival: str) -> bool:
-        """Whether there was no other leader, or it has said goodbye."""
-        if not rival:
-            return True
+        """Whether the leader before this one has said goodbye, or there is no fleet yet that one could have led."""
         try:
             last = await self.registry.read(MemberKind.CONTROLLER)
+            if any(beat.state is MemberState.GONE and (not rival or beat.who in rival) for beat in last):
+                return True
+            return not rival and not await self.registry.read(MemberKind.INSTANCE)
         except RegistryDown:
             return False
-        return any(beat.state is MemberState.GONE and beat.who in rival for beat in last)
 
     async def leave(self) -> None:
         """Say goodbye, so that another controller can lead at once."""

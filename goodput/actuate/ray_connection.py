@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, Final, Generic, TypeVar
 
 from cluster.errors import UsageError
 from goodput.actuate.protocol import Unobservable
@@ -24,7 +26,27 @@ the next try succeeded."""
 CALL_S: Final = 2.0
 """Longest wait for the answers of all actors at one look, in seconds; Ray's own tables answer in milliseconds."""
 
+CLOSE_S: Final = 5.0
+"""Longest wait for Ray at this process' end, in seconds."""
+
 T = TypeVar("T")
+
+
+class _Work(Generic[T]):
+    """A call for Ray's thread, and its result."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work: Final = work
+        self.result: Final[Future[T]] = Future()
+
+    def do(self) -> None:
+        """Make the call, unless its result is not wanted any more."""
+        if not self.result.set_running_or_notify_cancel():
+            return
+        try:
+            self.result.set_result(self._work())
+        except BaseException as error:  # noqa: BLE001 - `call` raises it
+            self.result.set_exception(error)
 
 
 class RayConnection:
@@ -34,7 +56,11 @@ class RayConnection:
         """`address`: ``auto`` for the Ray cluster that this machine is part of, or ``ray://HOST:PORT``."""
         self._address: Final = address
         self._namespace: Final = namespace
-        self._thread: Final = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._works: Final[SimpleQueue[_Work[Any] | None]] = SimpleQueue()
+        # Not an executor's: the interpreter waits for such threads at its end, and a call to Ray may never return.
+        self._thread: Final = threading.Thread(target=self._run, name="ray", daemon=True)
+        self._joined = False
+        self._thread.start()
 
     async def connect(self) -> None:
         """Join the Ray cluster.
@@ -76,11 +102,18 @@ class RayConnection:
             ignore_reinit_error=True,
             configure_logging=False,
         )
+        self._joined = True
 
     def close(self) -> None:
-        """Leave the Ray cluster; instances go on."""
-        self._thread.submit(self._shutdown)
-        self._thread.shutdown(wait=True)
+        """Leave the Ray cluster; instances go on. A call that hangs is waited for for `CLOSE_S`."""
+        self._works.put(None)
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while (work := self._works.get()) is not None:
+            work.do()
+        if self._joined:
+            self._shutdown()
 
     @staticmethod
     def _shutdown() -> None:
@@ -95,10 +128,11 @@ class RayConnection:
             Unobservable: Ray does not answer in time, or `work` raised an error.
             UsageError: as `work` raised it.
         """
-        loop = asyncio.get_running_loop()
+        asked = _Work(work)
+        self._works.put(asked)
         try:
             async with asyncio.timeout(within_s):
-                return await loop.run_in_executor(self._thread, work)
+                return await asyncio.wrap_future(asked.result)
         except TimeoutError:
             raise Unobservable(f"Ray does not answer within {within_s:g} s") from None
         except UsageError:

@@ -55,9 +55,13 @@ class RayTables:
     def __init__(self, cluster: str) -> None:
         self.namespace: Final = f"baton-{cluster}"
         self._prefix: Final = f"baton:{cluster}:"
+        self._gone_before: set[str] = set()
+        """Groups without an actor at the last look, by id."""
 
     def look(self) -> RayLook:
-        """Read groups and ask their actors; remove groups whose actor is gone."""
+        """Read groups and ask their actors; remove groups whose actor was gone at the look before, too: a group is made
+        before its actor, perhaps by another controller.
+        """
         look = RayLook(groups=self.groups())
         asked: dict[Any, RayGroup] = {}
         for group in look.groups:
@@ -68,6 +72,8 @@ class RayTables:
                 else:
                     asked[actor.state.remote()] = group
         self._hear(asked, look)
+        gone, self._gone_before = self._gone_before, {group.id for group in look.orphans}
+        look.orphans = [group for group in look.orphans if group.id in gone]
         for group in look.orphans:
             self.remove(group)
         dead = {group.id for group in look.orphans}
@@ -85,6 +91,8 @@ class RayTables:
             group = asked[reference]
             try:
                 look.states[group.instance] = ray.get(reference, timeout=CALL_S)
+            except ray.exceptions.ActorUnavailableError:
+                continue  # it may be well, and cannot be reached from here: as one that did not answer in time
             except ray.exceptions.RayActorError:
                 look.orphans.append(group)
 

@@ -246,7 +246,8 @@ class Scaler:
             names = there.get(pool, set())
             free = (name for number in count() if (name := f"{pool}-{number}") not in names)
             for name in islice(free, max(0, self._at_start[pool] - len(names - self._ending))):
-                because = await self._act(Start(instance=InstanceId(name), pool=pool, because="the fleet begins"))
+                start = Start(instance=InstanceId(name), pool=pool, because="the fleet begins")
+                because = (await self._act(start)).refusal
                 if because:
                     self._say(f"{name} cannot be started: {because}")
                     return True  # the next look tries again
@@ -329,7 +330,7 @@ class Scaler:
                 self._keep(fleet, decision)
                 return None
             case Act(action):
-                return Answered(action, await self._act(action))
+                return await self._act(action)
             case Check(number=number):
                 if fleet.check is None:
                     return Checked(number, None, "nothing here simulates")
@@ -343,29 +344,30 @@ class Scaler:
             assert fleet.check is not None
             await self._tell(fleet, await fleet.check(asked))
 
-    async def _act(self, action: Action) -> str:
+    async def _act(self, action: Action) -> Answered:
         if not self.lease.held:
-            return "this controller does not lead any more"
+            return Answered(action, "this controller does not lead any more", unsure=True)
         what = type(action).__name__.lower()
         if self._tracing is None:
-            refusal = await self._done(action)
+            answered = await self._done(action)
         else:
             told = {"baton.instance": str(action.instance), "baton.because": action.because}
             with self._tracing.asking(f"baton.scaling.{what}", told) as span:
-                refusal = await self._done(action)
-                span.end("refused" if refusal else "", {"baton.refusal": refusal or None})
+                answered = await self._done(action)
+                span.end("refused" if answered.refusal else "", {"baton.refusal": answered.refusal or None})
+        refusal = answered.refusal
         logger.info("%s %s: %s%s", what, action.instance, action.because, f" - refused: {refusal}" if refusal else "")
-        return refusal
+        return answered
 
-    async def _done(self, action: Action) -> str:
-        """Carry an action out within `ACTION_S`; empty, or why it was not carried out."""
+    async def _done(self, action: Action) -> Answered:
+        """Carry an action out within `ACTION_S`."""
         try:
             async with asyncio.timeout(ACTION_S):
-                return await carry_out(self.actuator, action)
+                return Answered(action, await carry_out(self.actuator, action))
         except TimeoutError:
-            return f"no answer within {ACTION_S:g} s"
+            return Answered(action, f"no answer within {ACTION_S:g} s", unsure=True)
         except Unobservable as error:
-            return str(error)
+            return Answered(action, str(error), unsure=True)
 
     def _keep(self, fleet: ScaledFleet, decision: Decision) -> None:
         before = self.last.get(fleet.model)

@@ -16,7 +16,7 @@ from k8s.operator.fleet import ClusterPrograms
 from k8s.operator.hands import Hands, OperatorCounters, shown
 from k8s.operator.kinds import OPTIONAL, OptionalKinds
 from k8s.operator.observing import ClusterObserver
-from k8s.operator.scaling import ClusterSeen, ScalingBoard
+from k8s.operator.scaling import ActionRefused, ClusterSeen, ScalingBoard
 from k8s.operator.teller import Teller
 from k8s.operator.watched import WatchedObjects
 from k8s.operator.work_queue import WorkQueue
@@ -42,6 +42,8 @@ BUSY_S: Final = 2.0
 """Seconds until the next look at a cluster that is not as wanted yet: agents and routers send no events."""
 IDLE_S: Final = 60.0
 """The same for a cluster that is as wanted, or after a fault of the operator's."""
+AT_ONCE: Final = 8
+"""Most clusters that are planned at one time: one whose API requests hang (an admission webhook) delays no other."""
 REFUSALS: Final = frozenset({400, 403, 422})
 """HTTP statuses of refusals that concern one object (invalid, a quota, a policy): the rest of a plan goes on."""
 WEBHOOK: Final = "failed calling webhook"
@@ -55,6 +57,8 @@ class OperatorSettings:
     namespace: str
     """The namespace in which it acts; empty: all."""
     images: Images
+    pod_namespace: str = ""
+    """That of its own pod; empty: it runs in none."""
     board: ScalingBoard = field(default_factory=ScalingBoard)
     """The sizes that goodput controllers want."""
 
@@ -100,15 +104,19 @@ class Operator:
             await self._watched.start(group)
             await self._kinds.start()
             self.knows_all = True
-            group.create_task(self._follow(), name="plan")
+            for number in range(AT_ONCE):
+                group.create_task(self._follow(), name=f"plan {number}")
 
     async def _follow(self) -> None:
         while True:
             key = await self._queue.next()
-            if self.may_act():
-                await self._try(key)
-            else:
-                self._queue.add(*key, after_s=BUSY_S)
+            try:
+                if self.may_act():
+                    await self._try(key)
+                else:
+                    self._queue.add(*key, after_s=BUSY_S)
+            finally:
+                self._queue.done(key)
 
     async def _try(self, key: tuple[str, str]) -> None:
         try:
@@ -195,7 +203,8 @@ class Operator:
 
     def _desired(self, resource: Resource) -> Desired:
         kinds = self._kinds
-        return Desired(resource=resource, images=self._settings.images, kinds=kinds.known, hidden=kinds.hidden)
+        settings, known = self._settings, {"kinds": kinds.known, "hidden": kinds.hidden}
+        return Desired(resource=resource, images=settings.images, operator_in=settings.pod_namespace, **known)
 
     async def _tell_strays(self, namespace: str, name: str) -> None:
         """Report BatonPools whose cluster does not exist."""
@@ -233,12 +242,14 @@ class Operator:
         """Carry one action out now; a plan follows.
 
         Raises:
-            Unobservable: the server refuses it, or is away.
+            ActionRefused: the server refuses it.
+            Unobservable: the server is away, or has failed at it.
         """
         try:
             await self._hands.do(action, seen.resource, seen.observed, seen.access)
         except (ApiFailed, ApiAway) as error:
-            raise Unobservable(str(error)) from error
+            refused = isinstance(error, ApiFailed) and (400 <= error.status < 500 or WEBHOOK in str(error))
+            raise (ActionRefused if refused else Unobservable)(str(error)) from error
         finally:
             self._queue.add(seen.resource.namespace, seen.resource.name)
 

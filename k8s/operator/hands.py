@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from k8s.crd import Resource
 from k8s.crd.names import LABEL_DRAINING, LABEL_PARKED, READY_GATE
 from k8s.operator.client import ApiClient, ApiFailed
 from k8s.operator.fleet import ClusterPrograms
 from k8s.operator.secrets import Access, fleet, internal, keys_in, of_instance, replaced
-from k8s.plan import Action, Admit, Apply, Delete, Derive, Drain, Generate, ObservedCluster, Park, Rekey, Resume, Unpark
+from k8s.plan import (
+    Action,
+    Admit,
+    Apply,
+    Delete,
+    Derive,
+    Drain,
+    Generate,
+    ObservedCluster,
+    Park,
+    Rekey,
+    RenewUsers,
+    Resume,
+    Unpark,
+)
 from k8s.plan.merge import contains, view
 from k8s.plan.observe import WORKLOAD, is_ours, pods_by_instance
 from k8s.plan.pods import fleet_secret, order_name
@@ -54,6 +71,8 @@ class Hands:
         """By cluster, its UID, and the UID of the object that keeps the order of its deletion."""
         self._fresh: Final[dict[tuple[str, str], Json]] = {}
         """Secrets that were made and that the watch has not reported yet."""
+        self._making: Final[WeakValueDictionary[tuple[str, str, str], asyncio.Lock]] = WeakValueDictionary()
+        """Locks of objects that are made: another cluster that wants the name looks after it is taken, not before."""
         self._client: Final = client
         self._fleet: Final = fleet
         self._wall: Final = wall
@@ -77,6 +96,10 @@ class Hands:
                 self.accepted.pop((resource.namespace, kind, name), None)
             case Generate(name):
                 await self._generate(name, resource)
+            case RenewUsers(name):
+                kept = self._secret(resource, name, observed)
+                if kept is not None:
+                    self._put(await self._client.apply(internal(resource, name, kept)))
             case Rekey(name, stage):
                 live = self._secret(resource, name, observed)
                 if live is not None and keys_in(live):
@@ -123,9 +146,9 @@ class Hands:
         """Forget objects of others in `foreign` that are gone, so that their names can be used."""
         for place in [each for each in self.foreign if each[0] == namespace]:
             _, kind, name = place
-            live = await self._client.get(self.foreign[place]["apiVersion"], kind, namespace, name)
-            if live is None:
-                del self.foreign[place]
+            noted = self.foreign.get(place)
+            if noted is not None and await self._client.get(noted["apiVersion"], kind, namespace, name) is None:
+                self.foreign.pop(place, None)
 
     async def _apply(self, manifest: Json, resource: Resource, observed: ObservedCluster) -> None:
         """Apply an object. An existing one that is not this resource's is left alone, and noted in `foreign` for the
@@ -134,14 +157,14 @@ class Hands:
         api_version, kind, name = manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
         place = (resource.namespace, kind, name)
         there = any(each["kind"] == kind and each["metadata"]["name"] == name for each in observed.objects)
-        if not there:
-            live = await self._client.get(api_version, kind, resource.namespace, name)
+        wanted = self._ordered(manifest, resource)
+        async with nullcontext() if there else self._making.setdefault(place, asyncio.Lock()):
+            live = None if there else await self._client.get(api_version, kind, resource.namespace, name)
             if live is not None and not is_ours(live, resource.uid):
                 self.foreign[place] = {"apiVersion": api_version, "kind": kind, **live}
                 return
-        self.foreign.pop(place, None)
-        wanted = self._ordered(manifest, resource)
-        applied = await self._applied(wanted, there=there)
+            self.foreign.pop(place, None)
+            applied = await self._applied(wanted, there=there)
         if (kind, name) == ("ConfigMap", order_name(resource)):
             self._orders[resource.namespace, resource.name] = (resource.uid, applied["metadata"]["uid"])
         if contains(applied, wanted):
@@ -229,6 +252,8 @@ def shown(action: Action) -> str:
             return f"admit Pod {pod}"
         case Generate(name):
             return f"make Secret {name}"
+        case RenewUsers(name):
+            return f"write the registry's users into Secret {name} again"
         case Rekey(name, stage):
             return f"replace a key of Secret {name}, step `{stage.value or 'done'}`"
         case Derive(name):

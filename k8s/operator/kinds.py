@@ -41,6 +41,7 @@ class OptionalKinds:
         self._watch: Final = watch
         self._caches: Final[dict[str, WatchCache]] = {}
         self._ask_at = 0.0
+        self._asking: Final = asyncio.Lock()
 
     async def start(self) -> None:
         """Learn the kinds. After some attempts it returns without an answer: `asked_again` goes on."""
@@ -51,10 +52,11 @@ class OptionalKinds:
 
     async def asked_again(self) -> bool:
         """Learn the kinds again if the last answer is old. Returns whether it was."""
-        if asyncio.get_running_loop().time() < self._ask_at:
-            return False
-        await self._learn()
-        return True
+        async with self._asking:
+            if asyncio.get_running_loop().time() < self._ask_at:
+                return False
+            await self._learn()
+            return True
 
     def gone(self, kind: str) -> None:
         """Note that the API server does not know a kind any more."""

@@ -22,7 +22,7 @@ from k8s.crd.resource import Resource, secret_key
 from k8s.operator.client import ApiClient
 from k8s.operator.secrets import Access, text_in
 from k8s.plan import Action, Apply, Delete, Derive, Desired, Drain, ObservedCluster
-from k8s.plan.observe import WORKLOAD, is_ours, unix
+from k8s.plan.observe import WORKLOAD, is_ours, pods_by_instance, unix
 from k8s.plan.plan import Look
 from k8s.plan.pods import internal_secret, registry_url, workload
 from k8s.plan.values import PlannedObject, WantedPool
@@ -67,6 +67,10 @@ class ClusterSeen:
         return any(each.revision != wanted.get(each.pool) for each in self.look.instances)
 
 
+class ActionRefused(Unobservable):
+    """The API server has refused an action: it is not carried out."""
+
+
 class Acting(Protocol):
     """What `OperatorWorld` needs of the operator."""
 
@@ -77,7 +81,12 @@ class Acting(Protocol):
         """A lock that keeps a cluster's plan from running."""
 
     async def act(self, action: Action, seen: ClusterSeen) -> None:
-        """Carry one action out now, and plan soon."""
+        """Carry one action out now, and plan soon.
+
+        Raises:
+            ActionRefused: the API server refuses it.
+            Unobservable: whether it was carried out is unknown.
+        """
 
     async def flip(self, seen: ClusterSeen, instance: str, role: Role) -> bool:
         """Tell an agent to take `role`. Returns whether it accepted."""
@@ -174,6 +183,8 @@ class OperatorWorld:
         self._operator: Final = operator
         self._key: Final = (namespace, name)
         self._wanted: Final = wanted
+        self._former: dict[str, int] = {}
+        """The sizes before the last change of one."""
 
     def alone(self) -> AbstractAsyncContextManager[None]:
         return self._operator.alone(*self._key)
@@ -181,11 +192,13 @@ class OperatorWorld:
     async def look(self) -> Exists:
         seen = self._seen()
         now, unix_now = time.monotonic(), time.time()  # noqa: TID251 - ages of workloads are told in Unix time
-        created = {key[1]: unix(each["metadata"].get("creationTimestamp")) for key, each in seen.look.live.items()}
+        created = {key[1]: _made(each) for key, each in seen.look.live.items()}
+        pods = pods_by_instance(seen.observed.pods)
         nodes = _nodes(seen.observed.pods)
         found = []
         for each in seen.look.instances:
-            since = created.get(each.name)
+            pod = pods.get(each.name)  # an old instance whose pod was evicted has waited for a node since then
+            since = each.unschedulable_since or created.get(each.name) if pod is None else _made(pod)
             found.append(
                 Existing(
                     instance=InstanceId(each.name),
@@ -208,8 +221,15 @@ class OperatorWorld:
         because = self._refusal(seen, pool, by)
         wanted = self._pool(seen, pool)
         if not because and wanted is not None:
-            self._wanted.sizes[wanted.stem] = wanted.count + by
+            self._former = dict(self._wanted.sizes)
+            there = sum(each.pool == wanted.stem and not each.leaving for each in seen.look.instances)
+            if by < 0 or wanted.count <= there:  # else the size counts a start whose answer was lost: this is that one
+                self._wanted.sizes[wanted.stem] = wanted.count + by
         return because
+
+    async def take_back(self, pool: str) -> None:
+        self._wanted.sizes.clear()
+        self._wanted.sizes.update(self._former)
 
     def _refusal(self, seen: ClusterSeen, pool: str, by: int) -> str:
         wanted = self._pool(seen, pool)
@@ -244,16 +264,14 @@ class OperatorWorld:
         if manifest["kind"] in seen.look.missing_kinds:
             return f"the API server does not know {manifest['kind']}"
         self._wanted.reasons[wanted.stem] = because[:REASON_CHARS]
-        await self._operator.act(Derive(str(name), because), seen)
-        await self._operator.act(Apply(manifest, because), seen)
-        return ""
+        refusal = await self._acted(Derive(str(name), because), seen)
+        return refusal or await self._acted(Apply(manifest, because), seen)
 
     async def mark(self, name: InstanceId, because: str) -> str:
         seen = self._seen()
         stem = next((each.pool for each in seen.look.instances if each.name == name), "")
         self._wanted.reasons[stem] = because[:REASON_CHARS]
-        await self._operator.act(Drain(str(name), because), seen)
-        return ""
+        return await self._acted(Drain(str(name), because), seen)
 
     async def flip(self, name: InstanceId, role: Role) -> str:
         heard = await self._operator.flip(self._seen(), str(name), role)
@@ -264,7 +282,15 @@ class OperatorWorld:
         thing = seen.look.live.get((WORKLOAD, str(name)))
         if thing is not None:
             uid = thing["metadata"].get("uid", "")
-            await self._operator.act(Delete(thing["apiVersion"], WORKLOAD, str(name), uid, because), seen)
+            return await self._acted(Delete(thing["apiVersion"], WORKLOAD, str(name), uid, because), seen)
+        return ""
+
+    async def _acted(self, action: Action, seen: ClusterSeen) -> str:
+        """Carry one action out; empty, or the refusal."""
+        try:
+            await self._operator.act(action, seen)
+        except ActionRefused as refusal:
+            return str(refusal)
         return ""
 
     def _seen(self) -> ClusterSeen:
@@ -277,6 +303,11 @@ class OperatorWorld:
     def _pool(seen: ClusterSeen, pool: str) -> WantedPool | None:
         pools = (each for model in seen.look.models for each in model.pools)
         return next((each for each in pools if pool_name(seen.resource.name, each.stem) == pool), None)
+
+
+def _made(thing: Json) -> float | None:
+    """Unix time at which the API server made an object."""
+    return unix(thing["metadata"].get("creationTimestamp"))
 
 
 def _life(instance: PlannedObject) -> InstanceLife:

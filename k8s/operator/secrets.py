@@ -14,11 +14,11 @@ from typing import Any, Final
 from cluster.ids import InstanceId
 from cluster.keys import KEY_BYTES, key_line, make_key
 from cluster.registry.layout import USERS, users
-from k8s.crd.names import CONTENT, LABEL_KEYS, LABEL_STAGE, LABEL_STAGE_SINCE, MADE_FROM
+from k8s.crd.names import CONTENT, LABEL_KEYS, LABEL_STAGE, LABEL_STAGE_SINCE, LABEL_USERS, MADE_FROM
 from k8s.crd.resource import Resource
 from k8s.plan import KeyStage
 from k8s.plan.keys import FLEET_PART, INSTANCE_PART, content_of, key_begins, stage_of
-from k8s.plan.pods import KEYS_FILE, fleet_secret, instance_secret, owned
+from k8s.plan.pods import KEYS_FILE, fleet_secret, instance_secret, owned, users_digest
 from kvtransfer.keys import KEYS_MAX, SECRET_BYTES, fleet_text, instance_text, read_fleet
 from kvtransfer.seal import identity_text
 from kvtransfer.ticket import SigningKey
@@ -44,18 +44,23 @@ def access(internal_secret: Json | None, fleet: Json | None) -> Access:
     return Access(text_in(internal_secret, "operator-key"), () if fleet is None else keys_in(fleet))
 
 
-def internal(resource: Resource, name: str) -> dict[str, Any]:
-    """The Secret with registry passwords and the operator's key. Made once; each pod mounts only what is its own."""
+def internal(resource: Resource, name: str, kept: Json | None = None) -> dict[str, Any]:
+    """The Secret with registry passwords and the operator's key: new ones, or those of `kept`. Each pod mounts only
+    what is its own.
+    """
     assert resource.spec is not None
     acl = users(resource.spec.registry.cluster)
     data: dict[str, str] = {}
     for user in USERS:
-        password = secrets.token_urlsafe(PASSWORD_BYTES)
+        password = text_in(kept, f"{user}-password") or secrets.token_urlsafe(PASSWORD_BYTES)
         data[f"{user}-password"] = password
         acl = acl.replace(f"{user}-PASSWORD", password)
-    key = make_key(secrets.token_bytes(KEY_BYTES))
-    data |= {"users.acl": acl, "operator-key": key, "operator-key-digest": key_line(key, "operator")}
-    return owned(resource, "v1", "Secret", name, "internal", type="Opaque", data=_encoded(data))
+    key = text_in(kept, "operator-key") or make_key(secrets.token_bytes(KEY_BYTES))
+    digest = text_in(kept, "operator-key-digest") or key_line(key, "operator")
+    data |= {"users.acl": acl, "operator-key": key, "operator-key-digest": digest}
+    made = owned(resource, "v1", "Secret", name, "internal", type="Opaque", data=_encoded(data))
+    made["metadata"]["labels"][LABEL_USERS] = users_digest(resource)
+    return made
 
 
 def fleet(resource: Resource) -> dict[str, Any]:

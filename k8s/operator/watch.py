@@ -48,17 +48,21 @@ class WatchCache:
 
     async def run(self) -> None:
         """List and watch until cancelled."""
-        tries = 0
+        tries, loop = 0, asyncio.get_running_loop()
         while True:
+            began = loop.time()
             try:
                 if not self._version:
                     await self._list()
                 await self._watch()
                 tries = 0
+                await asyncio.sleep(max(0.0, began + WAIT_S[0] - loop.time()))  # a server may end watches at once
             except ApiFailed as refusal:
                 gone = refusal.status == 410
                 self._version = ""
-                if not gone:
+                if gone:
+                    await asyncio.sleep(max(0.0, began + WAIT_S[0] - loop.time()))
+                else:
                     logger.warning("cannot watch %s: %s", self.kind, refusal)
                     await asyncio.sleep(WAIT_S[min(tries, len(WAIT_S) - 1)])
                     tries += 1

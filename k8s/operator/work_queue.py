@@ -14,6 +14,8 @@ class WorkQueue:
 
     def __init__(self) -> None:
         self._due: Final[dict[tuple[str, str], float]] = {}
+        self._taken: Final[set[tuple[str, str]]] = set()
+        """Those that are being planned: `next` does not give them again before `done`."""
         self._wake: Final = asyncio.Event()
 
     def add(self, namespace: str, name: str, after_s: float = SETTLE_S) -> None:
@@ -24,16 +26,25 @@ class WorkQueue:
         self._wake.set()
 
     async def next(self) -> tuple[str, str]:
-        """Wait until a cluster is due, and take it off the queue. If added again, it comes after the others."""
+        """Wait until a cluster is due that is not planned now, and take it off the queue until `done`. If added again,
+        it comes after the others.
+        """
         while True:
             now = asyncio.get_running_loop().time()
-            key = next((key for key, at in self._due.items() if at <= now), None)
+            free = {key: at for key, at in self._due.items() if key not in self._taken}
+            key = next((key for key, at in free.items() if at <= now), None)
             if key is not None:
                 del self._due[key]
+                self._taken.add(key)
                 return key
             self._wake.clear()
             try:
-                async with asyncio.timeout_at(min(self._due.values(), default=None)):
+                async with asyncio.timeout_at(min(free.values(), default=None)):
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+    def done(self, key: tuple[str, str]) -> None:
+        """A cluster that `next` has given was planned: it may be given again."""
+        self._taken.discard(key)
+        self._wake.set()

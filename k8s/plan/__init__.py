@@ -17,6 +17,7 @@ from k8s.plan.values import (
     Park,
     PlanLimits,
     Rekey,
+    RenewUsers,
     Resume,
     Unpark,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Park",
     "PlanLimits",
     "Rekey",
+    "RenewUsers",
     "Resume",
     "Unpark",
     "deciding",

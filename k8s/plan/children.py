@@ -9,7 +9,17 @@ from typing import Any, Final
 from cluster.spec import flags
 from cluster.spec.tree import tree_of
 from cluster.spec.writer import written
-from k8s.crd.names import LABEL_CLUSTER, LABEL_COUNT, LABEL_PART, LABEL_POOL, digest, label_value, service_name, short
+from k8s.crd.names import (
+    LABEL_CLUSTER,
+    LABEL_COUNT,
+    LABEL_PART,
+    LABEL_POOL,
+    LABEL_USERS,
+    digest,
+    label_value,
+    service_name,
+    short,
+)
 from k8s.crd.resource import IGNORED, Resource
 from k8s.plan.merge import patched
 from k8s.plan.pods import (
@@ -32,6 +42,7 @@ from k8s.plan.pods import (
     pod_security,
     registry_words,
     stamped,
+    users_digest,
     volumes,
 )
 
@@ -39,13 +50,24 @@ ROUTER_PORT: Final = 8000
 ADMIN_PORT: Final = 8001
 REDIS_PORT: Final = 6379
 
+REDIS_MEMORY: Final = "1Gi"  # as the API server writes it: another spelling would look like a change
+"""The registry's memory. With connections between peers it holds a copy of an engine's metadata for each other engine:
+about 100 KB at tensor parallelism 8. Above three quarters of it Redis refuses writes, and goes on; killed, it would
+lose what it holds, get all of it again at once, and be killed again."""
+
 
 def children(
-    resource: Resource, images: Images, sizes: Mapping[str, int], routers: Iterable[Mapping[str, Any]] = ()
+    resource: Resource,
+    images: Images,
+    sizes: Mapping[str, int],
+    routers: Iterable[Mapping[str, Any]] = (),
+    *,
+    operator_in: str = "",
 ) -> tuple[dict[str, Any], ...]:
     """Manifests of all children that are not instances, in the order in which they are applied.
 
-    `sizes`: instances wanted, by pool. `routers`: the routers' pods that exist now.
+    `sizes`: instances wanted, by pool. `routers`: the routers' pods that exist now. `operator_in`: the
+    operator's namespace; empty: the resource's own.
     """
     assert resource.spec is not None
     made = [
@@ -56,7 +78,7 @@ def children(
         _router(resource, images),
         *_services(resource),
         *_budgets(resource, sizes),
-        *_policies(resource),
+        *_policies(resource, operator_in),
         *_optional(resource),
     ]
     return tuple(stamped(each) for each in made)
@@ -217,21 +239,21 @@ def _registry(resource: Resource, images: Images) -> Iterator[dict[str, Any]]:
     container = {
         "name": "redis",
         "image": image,
-        "command": [*command, "--appendonly", "no", "--dir", "/state"],
+        "command": [*command, "--appendonly", "no", "--dir", "/state", "--maxmemory", "768mb"],
         "ports": [{"name": "redis", "containerPort": REDIS_PORT}],
         "volumeMounts": [
             {"name": "internal", "mountPath": INTERNAL, "readOnly": True},
             {"name": "state", "mountPath": "/state"},
         ],
         "securityContext": container_security(),
-        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": REDIS_MEMORY}},
         "readinessProbe": probe,
         "livenessProbe": {**probe, "failureThreshold": 6},
     }
     items = [{"key": "users.acl", "path": "users.acl"}]
     secret = {"secretName": internal_secret(resource), "items": items, "defaultMode": 0o440}
     pod = {
-        "metadata": {"labels": labels(resource, "registry")},
+        "metadata": {"labels": {**labels(resource, "registry"), LABEL_USERS: users_digest(resource)}},
         "spec": {
             "serviceAccountName": short(f"{resource.name}-engines"),
             "automountServiceAccountToken": False,
@@ -274,10 +296,12 @@ def _from(resource: Resource, *parts: str) -> list[dict[str, Any]]:
     return [{"podSelector": {"matchLabels": selector(resource, part)}} for part in parts]
 
 
-_OPERATOR: Final = {
-    "namespaceSelector": {},
-    "podSelector": {"matchLabels": {"app.kubernetes.io/name": "baton-operator"}},
-}
+def _operator(resource: Resource, operator_in: str) -> dict[str, Any]:
+    """The operator's pods, in its own namespace alone: a label can be given to any pod of any other one."""
+    pods = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "baton-operator"}}}
+    if operator_in in {"", resource.namespace}:
+        return pods
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": operator_in}}, **pods}
 
 
 def _tcp(*ports: int) -> list[dict[str, Any]]:
@@ -291,22 +315,22 @@ _ALL_BUT_THE_AGENTS: Final = [
 ]
 
 
-def _policies(resource: Resource) -> Iterator[dict[str, Any]]:
+def _policies(resource: Resource, operator_in: str) -> Iterator[dict[str, Any]]:
     """Network policies: programs of the cluster reach the registry and engines; routers and the operator reach agents.
 
     Instances reach each other at every port but the agent's: connectors listen on ports of their own choice.
     """
     assert resource.spec is not None
-    inside = _from(resource, "router", "instance")
+    inside, operator = _from(resource, "router", "instance"), _operator(resource, operator_in)
     rules: dict[str, list[dict[str, Any]]] = {
         "instance": [
             {"from": _from(resource, "instance"), "ports": _ALL_BUT_THE_AGENTS},
             {"from": _from(resource, "router"), "ports": _tcp(ENGINE_PORT, AGENT_PORT)},
-            {"from": [_OPERATOR], "ports": _tcp(AGENT_PORT)},
+            {"from": [operator], "ports": _tcp(AGENT_PORT)},
         ],
         "router": [
             {"ports": _tcp(ROUTER_PORT)},
-            {"from": [*_from(resource, "router"), _OPERATOR], "ports": _tcp(ADMIN_PORT)},
+            {"from": [*_from(resource, "router"), operator], "ports": _tcp(ADMIN_PORT)},
         ],
     }
     prometheus = resource.kubernetes.prometheus_namespace
@@ -315,7 +339,7 @@ def _policies(resource: Resource) -> Iterator[dict[str, Any]]:
         rules["instance"].append({"from": scraper, "ports": _tcp(AGENT_PORT)})
         rules["router"].append({"from": scraper, "ports": _tcp(ADMIN_PORT)})
     if resource.spec.registry.url is None:
-        rules["registry"] = [{"from": [*inside, _OPERATOR], "ports": _tcp(REDIS_PORT)}]
+        rules["registry"] = [{"from": [*inside, operator], "ports": _tcp(REDIS_PORT)}]
     for part, ingress in rules.items():
         chosen = {"matchLabels": selector(resource, part)}
         body = {"podSelector": chosen, "policyTypes": ["Ingress"], "ingress": ingress}

@@ -144,7 +144,7 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
         name=name,
         model=labels.get(LABEL_MODEL, ""),
         pool=labels.get(LABEL_POOL, ""),
-        role=observed.roles.get(name) or Role(labels.get(LABEL_ROLE, "both")),
+        role=observed.roles.get(name) or _role(labels),
         revision=labels.get(LABEL_REVISION, ""),
         family=labels.get(LABEL_FAMILY, ""),
         gpu="" if gpu == "any" else gpu,
@@ -161,6 +161,11 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
         drained=name in observed.drained,
         deleting=bool(thing["metadata"].get("deletionTimestamp")),
     )
+
+
+def _role(labels: Mapping[str, str]) -> Role:
+    """The role in a workload's labels; both, if the label has another word."""
+    return next((each for each in Role if each.value == labels.get(LABEL_ROLE)), Role.BOTH)
 
 
 def _loading(pod: Json, statuses: Sequence[Json]) -> tuple[float | None, float | None]:

@@ -9,7 +9,7 @@ from typing import Any
 from cluster.instance import Role
 from cluster.spec.plan import stems
 from cluster.spec.settings import Model, Pool
-from k8s.crd.names import APPLIED, LABEL_COUNT, LABEL_PART, digest
+from k8s.crd.names import APPLIED, LABEL_COUNT, LABEL_PART, LABEL_USERS, digest
 from k8s.crd.resource import Resource
 from k8s.plan.children import budget_name, children
 from k8s.plan.fleet import moves
@@ -24,6 +24,7 @@ from k8s.plan.pods import (
     order_name,
     revision_of,
     template,
+    users_digest,
     workload,
 )
 from k8s.plan.readiness import gate
@@ -39,6 +40,7 @@ from k8s.plan.values import (
     PlanLimits,
     PlannedObject,
     Remove,
+    RenewUsers,
     Resume,
     Start,
     Unpark,
@@ -61,6 +63,8 @@ class Desired:
     """Kinds of other operators that the API server knows and lets be listed."""
     hidden: frozenset[str] = frozenset()
     """Such kinds that it knows and that the operator may not list."""
+    operator_in: str = ""
+    """The namespace of the operator's own pod; empty: the resource's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +112,10 @@ def look(desired: Desired, observed: ObservedCluster) -> Look:
     sizes = sizes_of(models)
     scaled = dict.fromkeys(observed.advised, "controller") | dict.fromkeys(observed.external, "BatonPool")
     secrets = [("Secret", name) for name in (internal_secret(resource), fleet_secret(resource))]
-    names = [*secrets, *(_key(each) for each in children(resource, desired.images, sizes))]
+    names = [
+        *secrets,
+        *(_key(each) for each in children(resource, desired.images, sizes, operator_in=desired.operator_in)),
+    ]
     return Look(
         models=models,
         instances=there,
@@ -246,10 +253,13 @@ def _secrets(desired: Desired, seen: Look) -> Iterator[Action]:
     name = internal_secret(desired.resource)
     if ("Secret", name) not in seen.live:
         yield Generate(name, "the registry's passwords and the operator's key are not there")
+    elif seen.live["Secret", name]["metadata"].get("labels", {}).get(LABEL_USERS) != users_digest(desired.resource):
+        yield RenewUsers(name, "the registry's users have other rights, or other keys, than this version gives them")
 
 
 def _children(desired: Desired, seen: Look, observed: ObservedCluster) -> Iterator[Action]:
-    made = children(desired.resource, desired.images, sizes_of(seen.models), observed.routers)
+    sizes, operator_in = sizes_of(seen.models), desired.operator_in
+    made = children(desired.resource, desired.images, sizes, observed.routers, operator_in=operator_in)
     wanted = {_key(each): each for each in made}
     for key, manifest in wanted.items():
         if manifest["kind"] not in seen.missing_kinds and key not in seen.foreign:

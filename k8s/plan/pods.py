@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cluster.instance import Role
+from cluster.registry.layout import users
 from cluster.spec import flags
 from cluster.spec.plan import stems
 from cluster.spec.settings import Model, Pool
@@ -63,6 +64,12 @@ class Images:
     engine: str
     router: str
     redis: str
+
+
+def users_digest(resource: Resource) -> str:
+    """Names the list of the registry's users, without their passwords."""
+    assert resource.spec is not None
+    return digest(users(resource.spec.registry.cluster))
 
 
 def labels(resource: Resource, part: str) -> dict[str, str]:

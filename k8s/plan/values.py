@@ -187,6 +187,14 @@ class Generate:
     because: str
 
 
+@dataclass(frozen=True, slots=True)
+class RenewUsers:
+    """Write the registry's list of users again, with the passwords that the Secret has."""
+
+    name: str
+    because: str
+
+
 class KeyStage(StrEnum):
     """Stages of the replacement of a fleet's key."""
 
@@ -226,4 +234,4 @@ class Admit:
 
 
 Move = Start | Drain | Resume | Remove | Park | Unpark
-Action = Move | Apply | Delete | Generate | Rekey | Derive | Admit
+Action = Move | Apply | Delete | Generate | RenewUsers | Rekey | Derive | Admit

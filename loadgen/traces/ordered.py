@@ -11,16 +11,22 @@ import numpy as np
 from loadgen.arrival import Arrival, BadRow, Row
 from loadgen.traces.fields import RowFault, numbered
 
+LEAP_S = 3600.0
+"""A row that is so much later than the next one, in seconds, has a wrong stamp."""
+
 LOOK_ROWS = 256
 """Rows that are enough to see whether a trace's stamps are quantised."""
 
 
 def rows(lines: Iterable[str], parse: Callable[[str], Arrival | None]) -> Iterator[Row]:
-    """Parse line by line; `parse` gives None for a header. A row that is earlier than the one before it is bad.
+    """Parse line by line; `parse` gives None for a header. A row that is earlier than the one before it is bad. If it
+    is earlier by `LEAP_S` and fits behind the rows before that one, the one before it is bad instead: one stamp of a
+    wrong year would make all later rows bad.
 
     Times stay as the trace has them: from its own zero.
     """
-    last_s, last_line = 0.0, 0
+    last_s = 0.0
+    late: tuple[int, Arrival] | None = None  # the latest row, given out once the next one has come
     for at, line in numbered(lines):
         try:
             arrival = parse(line)
@@ -29,11 +35,19 @@ def rows(lines: Iterable[str], parse: Callable[[str], Arrival | None]) -> Iterat
             continue
         if arrival is None:
             continue
-        if arrival.at_s < last_s:
-            yield BadRow(at, f"not sorted: {last_s - arrival.at_s:.6g} s earlier than line {last_line}")
-            continue
-        last_s, last_line = arrival.at_s, at
-        yield arrival
+        if late is not None:
+            ahead_s = late[1].at_s - arrival.at_s
+            if ahead_s >= LEAP_S and arrival.at_s >= last_s:
+                yield BadRow(late[0], f"not sorted: {ahead_s:.6g} s later than line {at}")
+            elif ahead_s > 0:
+                yield BadRow(at, f"not sorted: {ahead_s:.6g} s earlier than line {late[0]}")
+                continue
+            else:
+                last_s = late[1].at_s
+                yield late[1]
+        late = at, arrival
+    if late is not None:
+        yield late[1]
 
 
 def from_zero(found: Iterable[Row]) -> Iterator[Row]:

@@ -21,6 +21,7 @@ GAUGES: Final = {
     "baton_client_connections_max": _SUM,
     "baton_upload_bytes": _SUM,
     "baton_uploads_waiting": _SUM,
+    "baton_open_body_bytes": _SUM,
     "baton_instance_inflight": _SUM,
     "baton_instance_up": _LARGEST,  # some router reaches it
     "baton_instance_quarantined": _LARGEST,
@@ -38,6 +39,9 @@ GAUGES: Final = {
 }
 """How the routers' values of a gauge become one. For other gauges the largest is shown."""
 
+
+ALIKE: Final = frozenset({"baton_handoff_recomputed_tokens_total", "baton_handoff_pulled_tokens_total"})
+"""Counters of engines' own counts: each router has all of them."""
 
 _SAMPLE: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*(?:\{[ -~\u00a0-\U0010ffff]*\})?")
 
@@ -89,6 +93,8 @@ def _read(text: str, metrics: dict[str, _Metric]) -> None:
 def _fold(name: str, kind: str) -> Callable[[Iterable[float]], float]:
     if name.endswith("_created"):
         return _LEAST
+    if name in ALIKE:
+        return _LARGEST
     return _SUM if kind in {"counter", "histogram", "summary"} else GAUGES.get(name, _LARGEST)
 
 

@@ -174,7 +174,7 @@ def whole(own: Json, others: Mapping[str, Json | str], unproven: Mapping[str, st
     lately = together(each["lately"] for each in (own, *heard))
     pools = together_pools(own["pools"], [each["pools"] for each in heard])
     now = lately["now"]
-    rate = sum(now["outcomes"].values()) / (NOW_SLOTS * SLOT_S)
+    rate = sum(now["outcomes"].values()) / own["lately"]["now_s"]
     results = now["results"].values()
     verdict = bottleneck(
         PoolsSeen(

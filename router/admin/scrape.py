@@ -30,7 +30,7 @@ class Scrape:
         parts, watch = self._parts, self._watch
         stale_s = 0.0 if watch is None else watch.stale_s(time.monotonic())
         parts.meters.open.set(len(parts.open))
-        parts.meters.clients.show(self._doors, self._uploads)
+        parts.meters.clients.show(self._doors, self._uploads, parts.bodies)
         controlled = watch is not None and watch.controller is not None
         waiting, unproven = len(parts.scheduler.line), len(self.unproven())
         return parts.meters.text(parts.view, waiting, stale_s, unproven, controlled=controlled)

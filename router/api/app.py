@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import resource
 import ssl
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from aiohttp import web
 
 from cluster.accepting import closed_server
-from cluster.errors import ApiError, UsageError, cannot_listen
+from cluster.errors import ApiError, UsageError, cannot_listen, is_address_fault
 from cluster.http.headers import Headers
 from cluster.readable import SMALL_BYTES_MAX
 from cluster.registry.registry import Registry
@@ -158,7 +157,7 @@ class _Sides:
                 ssl_handshake_timeout=None if tls is None else self._config.head_timeout_s,
             )
         except OSError as error:
-            if error.errno in {errno.EADDRINUSE, errno.EACCES, errno.EADDRNOTAVAIL}:
+            if is_address_fault(error):
                 raise cannot_listen(host, port, error, flag) from None
             raise
         self._servers.append(server)

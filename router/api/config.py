@@ -45,6 +45,7 @@ class RouterConfig:
     body_bytes_max: int = _LIMITS.body_bytes_max
     answer_bytes_max: int = _LIMITS.answer_bytes_max
     uploads_bytes_max: int = _LIMITS.uploads_bytes_max
+    open_bytes_max: int = _LIMITS.open_bytes_max
     connections_max: int = _LIMITS.connections_max
     body_timeout_s: float = _LIMITS.body_timeout_s
     head_timeout_s: float = _LIMITS.head_timeout_s
@@ -88,6 +89,11 @@ class RouterConfig:
     def uploads_bytes(self) -> int:
         """The limit of body bytes that are being read."""
         return self.uploads_bytes_max or max(8 * self.body_bytes_max, 64 << 20)
+
+    @property
+    def open_bytes(self) -> int:
+        """The limit of body bytes of all open requests."""
+        return self.open_bytes_max or max(32 * self.body_bytes_max, 4 * self.uploads_bytes)
 
     def __post_init__(self) -> None:
         """Raises UsageError naming the field, its value and the fix."""

@@ -29,10 +29,11 @@ from cluster.errors import (
 )
 from cluster.http.answers import HEAD_BYTES_MAX
 from cluster.http.headers import VALUE_CHARS_MAX, printable
-from cluster.instance import Instance
+from cluster.instance import Instance, Role
 from cluster.readable import SMALL_BYTES_MAX
 from router.admin.operators import Operators
 from router.admin.scrape import Scrape
+from router.api import paths
 from router.api.aliases import Aliases
 from router.api.config import RouterConfig
 from router.api.generation import Generation
@@ -40,17 +41,26 @@ from router.api.openapi import document
 from router.api.passthrough import Passthrough
 from router.api.paths import OUTSIDE_V1
 from router.core import eligibility
+from router.core.clients import client_of
 from router.fleet.columns import InstanceView
 from router.fleet.discovery import Discovery
 from router.fleet.prover import Prover
 from router.http.bodies import read_body
 from router.http.cold import as_response, json_response
-from router.http.uploads import Uploads, client_of
+from router.http.uploads import Uploads
 from router.http.upstream import EngineLost, limit_silence, say
 from router.request.parts import Parts
 from router.request.refusals import broken, headers_of, names_of, new_id
 
 logger = logging.getLogger("baton.router")
+
+_ADMIN_SIDE: Final = web.AppKey("admin side", bool)
+"""Whether an application is the operators' side."""
+
+_OPERATORS_PATHS: Final = ("/ui", "/explain", "/quarantine", "/drain", "/resume")
+
+_FIRST_PAIR: Final = "the proof of a first pair"
+"""What a router lacks that has all roles, and does not know yet whether any two instances may hand over."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -99,7 +109,17 @@ class Endpoints:
         """Any other path: passed through to one instance, unchanged except for transfer fields. If the request does not
         reach that instance, another one gets it.
         """
+        paths.check(http.rel_url.raw_path, http.method)  # before its body is read
         tenant, raw = _tenant_of(http), await self._read_body(http)
+        client, bodies = client_of(tenant, http.remote), self.parts.bodies
+        bodies.check(client, len(raw))
+        bodies.add(client, len(raw))
+        try:
+            return await self._pass_on_somewhere(http, tenant, raw)
+        finally:
+            bodies.drop(client, len(raw))
+
+    async def _pass_on_somewhere(self, http: web.Request, tenant: str, raw: bytes) -> web.StreamResponse:
         deadline = self._passthrough.deadline()
         for last in (False, False, True):
             try:
@@ -226,11 +246,15 @@ class Endpoints:
 
     def _readiness(self, shown: Iterable[InstanceView], *, shows_unproven: bool = False) -> web.Response:
         ready = [seen for seen in self.parts.view.all() if seen.ready]
-        complete = any(seen.role.prefills for seen in ready) and any(seen.role.decodes for seen in ready)
-        if complete and self._prover is not None:
-            complete = self._prover.settled(time.monotonic())
+        missing = [] if any(seen.role.prefills for seen in ready) else [Role.PREFILL.value]
+        missing += [] if any(seen.role.decodes for seen in ready) else [Role.DECODE.value]
+        if not missing and self._prover is not None and not self._prover.settled(time.monotonic()):
+            missing = [_FIRST_PAIR]
+        complete = not missing
         heard = self._watch is None or self._watch.heard
         told: dict[str, object] = {"ready": complete, "registry": "heard" if heard else "away"}
+        if missing:
+            told["missing"] = missing
         told["instances"] = _instances(shown)
         unproven = self._scrape.unproven() if shows_unproven else {}
         if unproven:
@@ -355,6 +379,7 @@ def admin_app(endpoints: Endpoints) -> web.Application:
     for path, handler in (("/health", endpoints.health), ("/ready", endpoints.ready_and_who)):
         app.router.add_get(path, handler)
     endpoints.operators.routes(app)
+    app[_ADMIN_SIDE] = True
     return app
 
 
@@ -375,7 +400,8 @@ def _errors(endpoints: Endpoints) -> Any:
             logger.exception("%s %s failed", http.method, http.path)
             problem = broken()
         problem.__traceback__ = problem.__context__ = None  # they hold this frame, and others that hold the body
-        endpoints.parts.meters.rejected.labels(str(problem.status)).inc()
+        if not http.app.get(_ADMIN_SIDE):  # operators' own mistakes are no clients' errors
+            endpoints.parts.meters.rejected.labels(str(problem.status)).inc()
         headers = headers_of(problem) | names_of(http.headers.get("X-Request-Id"), http.get(_NAME) or new_id())
         if problem.status in {408, 413}:
             headers["Connection"] = "close"  # do not read the rest of the body
@@ -394,7 +420,7 @@ def _keys(endpoints: Endpoints) -> Any:
         if http.path in _OPEN_PATHS:
             return await handler(http)
         tenant = http[_TENANT] = endpoints.parts.clients.tenant(http.headers, time.monotonic())
-        if http.path in eligibility.GENERATING_PATHS:  # the request driver counts itself
+        if http.match_info.handler == endpoints.generate:  # it counts itself
             return await handler(http)
         endpoints.parts.clients.enter(tenant, endpoints.parts.view.routers)
         try:
@@ -405,9 +431,18 @@ def _keys(endpoints: Endpoints) -> Any:
     return middleware
 
 
+def _hint(http: web.Request) -> str:
+    """Where the path of a request may be, that is not on this side."""
+    if http.app.get(_ADMIN_SIDE):
+        clients = http.path.startswith("/v1/")
+        return "Clients' paths are on the clients' side (--port)." if clients else "Try `/ui`."
+    operators = http.path.startswith(_OPERATORS_PATHS)
+    return "It is on the admin side (--admin-port)." if operators else "Try `/v1/chat/completions`."
+
+
 def _http_problem(http: web.Request, error: web.HTTPException) -> ApiError:
     if error.status == 404:
-        return ApiError(404, "NotFoundError", f"There is no `{http.path[:200]}` here. Try `/v1/chat/completions`.")
+        return ApiError(404, "NotFoundError", f"There is no `{http.path[:200]}` here. {_hint(http)}")
     if error.status == 405:
         return not_allowed(http.method, tuple(sorted(getattr(error, "allowed_methods", ()))))
     return ApiError(error.status, "BadRequestError", error.reason)

@@ -23,14 +23,13 @@ from cluster.request import Request
 from router.api.aliases import Aliases, check_served, usual_model
 from router.api.config import RouterConfig
 from router.core import eligibility
-from router.core.clients import Client
+from router.core.clients import COUNTED_BYTES, Client, client_of
 from router.core.eligibility import Way
 from router.core.journey import Journey
 from router.core.slo import promise_of
 from router.core.values import Promise, Wanted
 from router.http.front import ClientConnection
 from router.http.outlet import Outlet
-from router.http.uploads import client_of
 from router.predict.predictors import PredictedRequest
 from router.request import body as bodies
 from router.request.driver import RequestDriver
@@ -162,6 +161,10 @@ class Generation:
             unseeded=request.stream and not (verdict.way is Way.SEEDED and self._config.seeding),
         )
         check_served(self._names, parts.view, model, tenant)
+        body_of = ""
+        if len(raw) >= COUNTED_BYTES:
+            body_of = client_of(tenant, outlet.address)
+            parts.bodies.check(body_of, len(raw))
         context, taken = self._take_in(wanted, request)
         prompt_tokens = context.wanted.prompt_tokens or max(1, len(raw) // BYTES_PER_TOKEN)
         parts.meters.flow.arrived(context.wanted.model or "", client.slo_class, prompt_tokens)
@@ -174,7 +177,7 @@ class Generation:
             stall_s=self._config.stall_s,
             whole_deadline=arrived + max(limit, self._config.whole_s),
         )
-        return RequestDriver(parts, outlet, headers, request, journey, context, verdict, client, taken)
+        return RequestDriver(parts, outlet, headers, request, journey, context, verdict, client, taken, body_of)
 
     def _read(self, raw: bytes, content_type: str, tenant: str) -> tuple[dict[str, Any], bytes]:
         """A parsed body, and the bytes to send on: the client's own, if they contain nothing that must not reach

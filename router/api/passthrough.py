@@ -23,11 +23,11 @@ from cluster.ids import InstanceId
 from cluster.instance import Instance
 from router.api import aliases, paths
 from router.api.aliases import Aliases
+from router.core.clients import client_of
 from router.core.journey import Chosen
 from router.core.values import Wanted
 from router.fleet import events
 from router.fleet.engine_paths import Catalogue
-from router.http.uploads import client_of
 from router.http.upstream import EngineLost
 from router.request import body as bodies
 from router.request.heavy import is_heavy
@@ -67,7 +67,7 @@ class Passthrough:
             ApiError: 400 for a body that cannot be read; 404 for a path, a model or a response that no instance has;
                 405; 503 if no instance that has them is ready; 504 if none had a place in time.
         """
-        path = http.path
+        path = http.rel_url.raw_path  # as it came: an escape would make another path of it at the engine
         paths.check(path, http.method)
         content_type = http.headers.get("Content-Type", "")
         client = client_of(tenant, http.remote)

@@ -109,14 +109,15 @@ def find(path: str) -> tuple[Path, Mapping[str, str]] | None:
 
 
 def check(path: str, method: str) -> None:
-    """Check whether a request may be passed to an engine at all. Paths without a row may, by every method.
+    """Check whether a request may be passed to an engine at all. Paths without a row may, by every method. `path` is as
+    it came, with its escapes.
 
     Raises:
         ApiError: 404 for a path that two readers might read differently, such as ``/v1/../sleep``; 405 naming the
             methods that the table has; 403 or 501 for refused paths.
     """
     if _PLAIN.fullmatch(path) is None or "/./" in f"{path}/" or "/../" in f"{path}/":
-        raise ApiError(404, "NotFoundError", f"There is no `{path[:200]}` here. Try `/v1/chat/completions`.")
+        raise _no_such(path)
     found = find(path)
     if found is None:
         return
@@ -125,6 +126,12 @@ def check(path: str, method: str) -> None:
         raise _refused(row)
     if method not in row.methods:
         raise not_allowed(method, row.methods)
+    if row.how in {How.SPLIT, How.HERE}:
+        raise _no_such(path)  # the router answers these itself; here an engine would, past clients' limits
+
+
+def _no_such(path: str) -> ApiError:
+    return ApiError(404, "NotFoundError", f"There is no `{path[:200]}` here. Try `/v1/chat/completions`.")
 
 
 _PLAIN: Final = re.compile(r"(/[A-Za-z0-9_.~!$&'()*+,;=:@-]+)+")

@@ -20,7 +20,7 @@ from router.api.config import Renewed, RouterConfig
 from router.api.endpoints import Endpoints
 from router.api.generation import Generation
 from router.api.passthrough import Passthrough
-from router.core.clients import Clients
+from router.core.clients import Clients, OpenBodies
 from router.core.slo import promises_of
 from router.core.values import Reported
 from router.fleet import events
@@ -33,7 +33,7 @@ from router.fleet.view import FleetView
 from router.http.credentials import Credentials
 from router.http.doors import CLIENTS_MAX, Doors
 from router.http.engines import Engines
-from router.http.tasks import Tasks
+from router.http.tasks import GIVE_UP, RELEASE, Tasks
 from router.http.tickets import Tickets
 from router.http.uploads import Uploads
 from router.http.upstream import Upstream
@@ -223,6 +223,7 @@ class Router:
                 await asyncio.wait(ending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             else:
                 await asyncio.sleep(min(left_s, 0.02))
+        parts.tasks.cancel(RELEASE, GIVE_UP)
         for each in list(parts.open):
             each.stop()
         await parts.tasks.end(TASKS_END_S)
@@ -259,6 +260,7 @@ def _parts(config: RouterConfig, log: DecisionLog | None, meters: RouterMetrics,
             client_stall_s=config.client_stall_s,
             seeding=config.seeding,
         ),
+        bodies=OpenBodies(config.open_bytes),
         clients=clients,
         engines=Engines(Upstream(), credentials, Tickets(config.ticket_keys)),
         dispatch=Dispatch(view, scheduler, fleet, scheduling),

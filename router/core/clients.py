@@ -5,6 +5,8 @@ Without tenants all requests belong to the tenant without a name, and need no ke
 of one of them. It may name a class that this tenant may use; without one it has the tenant's usual class, else none
 (best effort). A tenant with prompts of its own (`cache_scope: tenant`) has its prompts salted, so that no engine serves
 another tenant from their prefix cache. Salts that clients send are always kept apart by tenant.
+
+Bodies have shares, too: one client (a tenant; without tenants an address) leaves room for the others (`OpenBodies`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cluster.errors import ApiError, bad_request, shed
+from cluster.errors import ApiError, bad_request, no_room, shed
 from cluster.keys import key_in, whose
 from cluster.spec import CacheScope, SloClass, Tenant
 
@@ -30,6 +32,9 @@ dict's: it compares a wrong key with a known one only if both have the same hash
 
 RETRY_S: Final = 1
 """Seconds (`Retry-After`) for a client with too many open requests: one of them may end at any time."""
+
+SHARE: Final = 0.75
+"""The largest share of the whole that one client may have: the rest is for others, however much the client sends."""
 
 Keys = Callable[[], tuple[str, ...]]
 """Returns the digests of one tenant's current keys."""
@@ -186,3 +191,64 @@ def _salt(tenant: str) -> str:
 
 def _unauthorized(message: str) -> ApiError:
     return ApiError(401, "AuthenticationError", message)
+
+
+def client_of(tenant: str, address: object) -> str:
+    """The client that has a share of its own.
+
+    Args:
+        tenant: the tenant that the key names; empty if no key is needed.
+        address: a socket's `peername`, or a host name.
+    """
+    if tenant:
+        return f"tenant {tenant}"
+    return f"address {address[0] if isinstance(address, tuple) and address else address}"
+
+
+COUNTED_BYTES: Final = 16 << 10
+"""Bodies of generation requests with fewer bytes are not counted: the connections bound them, and a request's way to
+its engine stays short."""
+
+
+class OpenBodies:
+    """The bytes of the bodies of one router's open requests. A request keeps its body, as it came and parsed, until it
+    is over: without a bound, requests that wait in the flow-control queue could take all memory.
+    """
+
+    __slots__ = ("_bytes_max", "_each_max", "_of", "bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        """`bytes_max`: the bound, in bytes as the bodies came. Parsed, a body takes up to ten times that."""
+        self._bytes_max: Final = bytes_max
+        self._each_max: Final = bytes_max * SHARE
+        self._of: Final[dict[str, int]] = {}
+        """The bytes of each client's bodies."""
+        self.bytes = 0
+        """The bytes of all counted bodies."""
+
+    def check(self, client: str, size: int) -> None:
+        """Whether a body of `size` bytes has room; a client's only one has, unless others have taken all.
+
+        Raises:
+            ApiError: 503 if it has none.
+        """
+        own = self._of.get(client, 0)
+        if own and own + size > self._each_max:
+            raise no_room(f"the bodies of your open requests have {own} bytes, {self._each_max:.0f} at most")
+        if self.bytes and self.bytes + size > self._bytes_max:
+            told = f"the bodies of open requests have {self.bytes} bytes, {self._bytes_max} at most (--open-bytes-max)"
+            raise no_room(told)
+
+    def add(self, client: str, size: int) -> None:
+        """A request with such a body has begun."""
+        self.bytes += size
+        self._of[client] = self._of.get(client, 0) + size
+
+    def drop(self, client: str, size: int) -> None:
+        """It is over."""
+        self.bytes -= size
+        left = self._of[client] - size
+        if left:
+            self._of[client] = left
+        else:
+            del self._of[client]

@@ -120,10 +120,14 @@ def has_room(body: Body, prompt_tokens: int | None, context: int | None) -> bool
     """Whether D will accept the lengths that leg 1 does not carry. If not, D must refuse with its own status, so no
     seed may be sent.
 
-    vLLM refuses what does not fit `context` (its ``max_model_len``) together with the prompt, all in tokens.
+    vLLM 0.32 refuses a limit above `context` (its ``max_model_len``, tokens); it lowers one that does not fit beside
+    the prompt (`get_max_tokens`). It refuses a ``min_tokens`` above the limit that counts in the end, which the model's
+    ``generation_config.json`` or the engine's flags may lower further: only D knows it.
     """
-    wanted = max(body.get(name) or 0 for name in _COUNTS)
-    return not wanted or (prompt_tokens is not None and context is not None and prompt_tokens + wanted <= context)
+    if (body.get("min_tokens") or 0) > 1:
+        return False
+    limit = max(body.get(name) or 0 for name in _MOST)
+    return not limit or (prompt_tokens is not None and context is not None and max(limit, prompt_tokens + 1) <= context)
 
 
 # --- conditions -------------------------------------------------------------------------------------------------------
@@ -142,7 +146,8 @@ def _token_limit(path: str, body: Body) -> Any:
     return _DEFAULT_LIMIT if limit is None and path == COMPLETIONS else limit
 
 
-_COUNTS = ("max_tokens", "max_completion_tokens", "min_tokens")
+_MOST = ("max_tokens", "max_completion_tokens")
+_COUNTS = (*_MOST, "min_tokens")
 
 
 def _not_a_count(_: str, body: Body) -> bool:
@@ -356,8 +361,10 @@ RULES: tuple[Rule, ...] = (
     Rule("first token", "of a chat, if P's engine has a reasoning parser", _P, True,
          "alone the parser may read the token otherwise than in a stream", _never),
     Rule("first token", "reasoning, or a tool call", _P, False, "a parser stands between tokens and text", _never),
-    Rule("max_tokens, min_tokens", "beyond the model's context, or that is not known", _P, True,
-         "only D sees them: it may refuse, with a true status", _never),
+    Rule("max_tokens", "beyond the model's context, or that is not known", _P, True,
+         "only D sees it: it may refuse, with a true status", _never),
+    Rule("min_tokens", "above 1", _P, True, "D refuses it above the limit that counts in the end, which only D knows",
+         _never),
     Rule("stop", "the first token's text holds or may begin a stop string", _P, True,
          "D may have to take that text back", _never),
     Rule("finish_reason", "stop at the first token", _W, False, "EOS or a stop string first: P's answer is the whole "

@@ -74,6 +74,13 @@ def _without_blocks(raw: bytes) -> dict[str, Any] | None:
     return {**fields, _HOLD: hold}
 
 
+ABORTED: Final = b'"finish_reason":"abort"'
+"""vLLM answers so, with status 200, what it ends before its end: as it is told to stop, is paused or put to sleep
+(0.32: `v1/engine/core.py`). In the model's text its quotes would be escaped."""
+
+ABORT: Final = "its engine aborted it"
+
+
 def completion_in(raw: bytes) -> EngineTold | str:
     """What an answer in one piece reports beside its text (`EngineTold`); or why it is not a completion."""
     try:

@@ -362,4 +362,7 @@ Effect = (
 )
 
 OUTCOMES = ("served", "refused", "failed", "expired", "client_left")
-"""How a journey can end: the label of the request counter."""
+"""How a journey can end: the label of the request counter, beside `router.core.slo.SHED` and `BROKEN`."""
+
+BROKEN = "broken"
+"""How a request ends that a bug of the router's has ended."""

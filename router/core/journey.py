@@ -522,6 +522,7 @@ class Journey:
         if not self.early:
             return ()
         self.early, self.early_at = False, math.inf
+        self.excluded |= {*self.legs}  # an abort goes by the request's id: it would end a later leg there, too
         return (*self._outlast(), *self._opened(event))
 
     def _early_lost(self, event: EarlyLost) -> tuple[Effect, ...]:
@@ -664,8 +665,12 @@ class Journey:
         """End the journey; if P still holds blocks for it, release them first."""
         self.outcome = outcome
         if self.transfer is not None and self.decode is not None:
+            release = Release(self.decode, self.transfer)
+            if self.state is JourneyState.CHOOSING:  # it waits in the queue: others must not wait for the release
+                self.state = JourneyState.DONE
+                return (release, Finish(outcome))
             self.state = JourneyState.RELEASING
-            return (Release(self.decode, self.transfer),)
+            return (release,)
         self.state = JourneyState.DONE
         return (Finish(outcome),)
 

@@ -151,8 +151,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     whose: str = ""
     """The request's tenant, if some instances are reserved for it: other tenants use other instances."""
     one_prompt: bool = False
-    """Every leg of the request reads the same prompt (`router.core.eligibility`), so the prompt's beginning may come
-    from another instance's KV cache."""
+    """Every leg of the request reads the same prompt (`router.core.eligibility`), in which no picture is known, so the
+    prompt's beginning may come from another instance's KV cache."""
     unseeded: bool = False
     """A stream whose first token cannot come from P: it is handed over, and the client waits for D."""
     streamed: bool = True

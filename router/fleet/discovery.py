@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -38,6 +39,10 @@ from router.core.values import Reported
 from router.fleet.quarantine import Quarantine, Word
 
 logger = logging.getLogger("baton.router")
+
+READS_AT_ONCE = 20
+READS_WITHIN_S = 0.5
+"""No more readings within so many seconds: any program that reaches the registry may announce changes without end."""
 
 READ_EVERY_S = 0.5
 """The longest time between two readings. An agent that drains waits four times as long before it believes that it is
@@ -108,6 +113,8 @@ class Discovery:
         """Called when other routers announce a change of the quarantine."""
         self._peer_names: frozenset[str] = frozenset()
         self._closed = False
+        self._read_at: deque[float] = deque(maxlen=READS_AT_ONCE)
+        """When the last readings began, on the monotonic clock."""
 
     @property
     def name(self) -> InstanceId:
@@ -140,8 +147,10 @@ class Discovery:
     async def read_forever(self) -> None:
         """Read, update the view and report, again and again: on a change, or after a while."""
         while not self._closed:  # not by cancellation alone: a library may swallow a cancellation
+            self._read_at.append(time.monotonic())
             await self.read()
-            await self._registry.wait_changed(READ_EVERY_S)
+            if await self._registry.wait_changed(READ_EVERY_S) and len(self._read_at) == READS_AT_ONCE:
+                await asyncio.sleep(self._read_at[0] + READS_WITHIN_S - time.monotonic())  # at once if it is over
 
     async def read(self) -> None:
         """Read once."""

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from cluster.registry.registry import Registry, RegistryDown
-from kvtransfer.sealed_notes import sealed, unsealed
+from kvtransfer.sealed_notes import SEAL_BYTES_MAX, sealed, unsealed
 from kvtransfer.ticket import SigningKey
-from router.core.load_notes import ALIVE_S, note_bytes, note_of, tell_every_s
+from router.core.load_notes import ALIVE_S, NOTE_BYTES_MAX, note_bytes, note_of, tell_every_s
 from router.fleet import events
 from router.fleet.view import FleetView
 from router.predict.peer_load import SILENT_S
@@ -118,6 +118,7 @@ class LoadSharing:
                 if payload is not None:
                     self._heard_s = time.monotonic()
                     self.hear(payload)
+                    await asyncio.sleep(0)  # redis-py does not wait while more is there: a flood must not stop requests
 
     def _deaf(self) -> bool:
         """Whether not even this router's own notes have come for `SILENT_S`: a connection that only reads does not show
@@ -131,6 +132,9 @@ class LoadSharing:
 
     def hear(self, payload: bytes) -> None:
         """Take one note, if it is a peer's."""
+        if len(payload) > NOTE_BYTES_MAX + SEAL_BYTES_MAX:  # a MAC of it would take long
+            self._lost("refused")
+            return
         raw, proven = unsealed(payload, () if self._keys is None else self._keys())
         note = note_of(raw) if proven or not self._registry.all_proven else "not proven"
         if isinstance(note, str):

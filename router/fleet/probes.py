@@ -70,6 +70,8 @@ class Prober:
         self._tell = tell
         self._read_metrics = read_metrics
         self._catalogue = Catalogue() if catalogue is None else catalogue
+        self._said: dict[InstanceId, str] = {}
+        """Why each instance's last probe failed, as logged."""
 
     async def watch(self, instance: Instance) -> None:
         """Probe one instance as long as it is known."""
@@ -107,16 +109,23 @@ class Prober:
                 served = await self._models(instance) if models else None
                 load = _load(await self._get(instance, "/metrics"), instance.rank) if self._read_metrics else None
         except (EngineLost, TimeoutError, Unreadable) as error:
-            logger.debug("%s: probe failed: %s", instance.id, error)
+            self._say(instance, str(error) or f"no answer in {PROBE_S:g} s")
             if isinstance(error, EngineLost) and error.ours:
                 return False
             if self._view.knows(instance.id):
                 self._fold(d.ProbeFailed(instance.id), time.monotonic())
             return False
+        self._said.pop(instance.id, None)
         told = not paths or await self._tell_paths(instance)
         if self._view.knows(instance.id):
             self._fold(d.ProbeSucceeded(instance.id, served, load), time.monotonic())
         return told
+
+    def _say(self, instance: Instance, because: str) -> None:
+        """Log why an instance's probes fail: once, and again when the reason changes or the instance was well."""
+        if self._said.get(instance.id) != because:
+            self._said[instance.id] = because
+            logger.warning("%s at %s fails its probe: %s", instance.id, instance.url, because)
 
     async def _models(self, instance: Instance) -> tuple[dict[str, object], ...]:
         return _models(await self._get(instance, "/v1/models"))

@@ -359,8 +359,14 @@ class FleetSnapshot(Sequence[InstanceView]):
         inflight.reach(len(self.columns.ready))
         inflight.know(view.row, None if self._makes is None else self._makes(view.instance))
         if self.prefixes is not None:
-            self.prefixes.join(view.row, int(inflight.step_model.rows[view.row].capacity), view.instance.epoch)
+            self.prefixes.join(view.row, int(inflight.step_model.rows[view.row].capacity), view.life)
         self.pairing.part(view)
+
+    def begins_anew(self, view: InstanceView) -> None:
+        """The instance's lives have no numbers, and it went down: once it is up again, its KV cache is empty."""
+        self.pairing.unproven(view)
+        if self.prefixes is not None:
+            self.prefixes.join(view.row, int(self.inflight.step_model.rows[view.row].capacity), view.life)
 
     def holds(self, view: InstanceView, kv_tokens: int) -> None:
         """The instance's engine has reported the size of its KV cache in tokens; 0: it does not report it."""
@@ -368,7 +374,7 @@ class FleetSnapshot(Sequence[InstanceView]):
             return
         self.inflight.holds(view.row, kv_tokens)
         if self.prefixes is not None:
-            self.prefixes.join(view.row, kv_tokens, view.instance.epoch)
+            self.prefixes.join(view.row, kv_tokens, view.life)
 
     def keeps(self, view: InstanceView, told: Reported) -> None:
         """The instance has reported how many tokens each tier below its KV cache has now, and how fast it loads from

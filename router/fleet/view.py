@@ -265,8 +265,7 @@ class FleetView:
         was_up, view.up = view.up, False
         view.downs += was_up
         if not view.instance.epoch:
-            # The lives of this instance have no numbers: after it comes up again it may be another engine.
-            self._fleet.pairing.unproven(view)
+            self._fleet.begins_anew(view)  # it may be another engine
         self._forget_handshakes(view.id)
         return was_up
 

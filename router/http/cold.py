@@ -37,7 +37,11 @@ SETTINGS: Final[dict[str, Any]] = {
 """aiohttp's limits, on every port: it reads no larger heads than the clients' front does."""
 
 COLD_LOOKS_S: Final = 0.01
-"""aiohttp does not report when it has answered: while that is awaited, the connection is polled this often."""
+"""aiohttp does not report when it has answered: while that is awaited, the connection is polled this often at first,
+and each time a fifth later, so that a long answer costs a sixth of its time in delay."""
+
+COLD_LOOKS_MAX_S: Final = 0.5
+"""The longest pause between two looks: clients may make many connections wait behind long answers."""
 
 _TUNNEL: Final = b"CONNECT "
 _LATE: Final = ApiError(408, "RequestTimeoutError", "The request head did not arrive in time.")
@@ -221,6 +225,7 @@ class ColdRequests:
         self._again: Final = again
         self._framing: Chunks | int | None = 0
         """See `framing_of`; a number counts the bytes that are still to come."""
+        self._pause_s = COLD_LOOKS_S
         self._looking = False
         handler.connection_made(transport)
 
@@ -272,8 +277,10 @@ class ColdRequests:
         if not self._waits:
             if not self._looking:
                 self._looking = True
-                asyncio.get_running_loop().call_later(COLD_LOOKS_S, self._look)
+                asyncio.get_running_loop().call_later(self._pause_s, self._look)
+                self._pause_s = min(COLD_LOOKS_MAX_S, 1.2 * self._pause_s)
             return False
+        self._pause_s = COLD_LOOKS_S
         return True
 
     def _look(self) -> None:

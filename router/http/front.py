@@ -26,12 +26,13 @@ from cluster.errors import ApiError, body_timeout, no_room, too_large
 from cluster.http.framing import Chunks
 from cluster.http.headers import Headers
 from cluster.http.heads import HEAD_BYTES_MAX, RequestHead, check_expectation, read_head, too_long
+from router.core.clients import client_of
 from router.core.eligibility import CHAT, COMPLETIONS
 from router.http.client_transport import KEEPALIVE_S, ClientTransport
 from router.http.cold import ColdRequests, framing_of
 from router.http.doors import ConnectionPlace, Doors
 from router.http.outlet import Outlet
-from router.http.uploads import Uploads, client_of, no_room_for_bodies
+from router.http.uploads import Uploads, no_room_for_bodies
 
 AHEAD_BYTES_MAX: Final = 1 << 16
 """The bytes that may arrive before an answer is complete; then the connection is not read until it is."""
@@ -238,7 +239,8 @@ class RequestIntake:
             raise too_large(front.body_bytes_max)
         if self._expects is not None:
             check_expectation(self._expects)
-            if len(rest) < (left if left >= 0 else 1) and self._transport.raw is not None:  # else it has not waited
+            waits = self.head.chunks and len(rest) < (left if left >= 0 else 1)  # HTTP/1.0 knows no interim answer
+            if waits and self._transport.raw is not None:
                 self._transport.raw.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def ends_in(self, data: bytes) -> bool:

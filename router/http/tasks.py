@@ -20,6 +20,11 @@ PAUSES_S: Final = (1.0, 5.0)
 router that reads or sends none for longer loses the fleet, or the fleet the router."""
 
 
+RELEASE: Final = "release-"
+GIVE_UP: Final = "give-up-"
+"""The names of tasks that free what engines hold begin so: they go on for a moment at the router's end."""
+
+
 class Tasks:
     """All tasks of one router."""
 
@@ -44,16 +49,20 @@ class Tasks:
         """The tasks that end by themselves."""
         return {task for task in self._tasks if not task.get_name().startswith(FOREVER)}
 
-    def cancel(self) -> None:
-        """Cancel all tasks."""
+    def cancel(self, *but: str) -> None:
+        """Cancel all tasks, but those whose names begin so."""
         for task in self._tasks:
-            task.cancel()
+            if not task.get_name().startswith(but):
+                task.cancel()
 
     async def end(self, within_s: float) -> None:
-        """Cancel all tasks and wait for their ends, so long at most: what they use can be closed then."""
+        """After `cancel`, wait for the ends of all tasks, so long at most: what they use can be closed then. What was
+        begun after `cancel`, or as a task ended (a hold is given up), may end by itself in that time.
+        """
+        until = asyncio.get_running_loop().time() + within_s
+        while self._tasks and (left_s := until - asyncio.get_running_loop().time()) > 0:
+            await asyncio.wait(tuple(self._tasks), timeout=left_s)
         self.cancel()
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks), timeout=within_s)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from cluster.errors import ApiError, no_room
+from router.core.clients import SHARE
 
 READ_BYTES: Final = 1 << 18
 """The most that arrives with one read: an upload that goes on may bring so much before it is held again."""
@@ -24,25 +25,10 @@ READ_BYTES: Final = 1 << 18
 LINE_MAX: Final = 128
 """The number of uploads that may wait; more are refused, as each has brought its first bytes already."""
 
-SHARE: Final = 0.75
-"""The largest share of the whole that one client may have: the rest is for others, however much the client sends."""
-
 
 def share_of(places: int) -> int:
     """The number of places that one client may have out of `places`; at least one."""
     return max(1, int(places * SHARE))
-
-
-def client_of(tenant: str, address: object) -> str:
-    """The client that has a share of its own.
-
-    Args:
-        tenant: the tenant that the key names; empty if no key is needed.
-        address: a socket's `peername`, or a host name.
-    """
-    if tenant:
-        return f"tenant {tenant}"
-    return f"address {address[0] if isinstance(address, tuple) and address else address}"
 
 
 class Upload(Protocol):

@@ -49,7 +49,7 @@ REBASE_S: Final = 100 * DUTY_S
 _ONE_BY_ONE: Final = 64
 """Up to this number of rows, each is read by itself; more are read as a column."""
 
-_MIRRORED: Final = ("ends", "opens", "decoding", "step", "beside", "kv_free", "strictest", "recent")
+_MIRRORED: Final = ("ends", "opens", "uncomputed", "decoding", "step", "beside", "kv_free", "strictest", "recent")
 
 
 class RowLoad:
@@ -60,7 +60,7 @@ class RowLoad:
     __slots__ = (
         "answer_context", "backlog", "beside", "decoding", "ended", "ends", "kv_free", "kv_mean", "kv_variance",
         "life", "limits", "opens", "peers_ended", "peers_left", "peers_prompts", "prompts", "pulls", "recent",
-        "reported", "since", "stalled", "step", "strictest", "targets", "timed_s",
+        "reported", "since", "stalled", "step", "strictest", "targets", "timed_s", "uncomputed",
     )  # fmt: skip
 
     def __init__(self, life: int = 0) -> None:
@@ -76,6 +76,8 @@ class RowLoad:
         fewer requests of an overload were in time (0.38 for 0.45 and more, tests/sim/test_admission_sim.py)."""
         self.prompts = 0
         """The number of these prompts."""
+        self.uncomputed: float = 0.0
+        """Their tokens that are not expected to be cached; of peers' prompts, all tokens."""
         self.peers_prompts = 0
         """The number of these prompts that are of router peers."""
         self.peers_left = 0
@@ -114,12 +116,15 @@ class RowLoad:
         """The number of answers by TPOT target, in ms."""
         self.pulls: Final = TransferModel()
 
-    def add_prompt(self, sent_s: float, ms: float, speed: Speed) -> None:
-        """One more prompt is placed on the row: it can begin at `sent_s` (seconds) and takes `ms`."""
+    def add_prompt(self, sent_s: float, ms: float, tokens: int, speed: Speed) -> None:
+        """One more prompt is placed on the row: it can begin at `sent_s` (seconds), takes `ms`, and computes `tokens`
+        tokens.
+        """
         if not self.prompts:
             self.since = sent_s
-            self.backlog = 0.0
+            self.backlog = self.uncomputed = 0.0
         self.prompts += 1
+        self.uncomputed += tokens
         self.backlog += ms
         self.expect_ends(speed)
 
@@ -313,7 +318,8 @@ class InflightLoad:
             at.reported.open[booking] = booking.sent_s * 1000.0
             if self.updates is not None:
                 self.updates.placed(booking, ms, stall_ms, now)
-        at.add_prompt(booking.sent_s, ms, speed)
+        booking.uncomputed = max(1, booking.prompt_tokens - booking.cached_tokens)
+        at.add_prompt(booking.sent_s, ms, booking.uncomputed, speed)
         at.peers_prompts += booking.number == OF_A_PEER
         at.outlive(now)
         at.stalled += stall_ms
@@ -357,6 +363,7 @@ class InflightLoad:
             at.peers_ended += done
         at.prompts -= 1
         at.backlog = max(0.0, at.backlog - ms) if at.prompts else 0.0
+        at.uncomputed = max(0.0, at.uncomputed - booking.uncomputed) if at.prompts else 0.0
         if done:
             at.timed_s = now
             seen = at.ended.add(booking.plain_ms, ms, booking.sent_s, at.since, now)

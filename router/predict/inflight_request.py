@@ -20,7 +20,8 @@ class InflightRequest:
         "began_batch", "began_tpot_ms", "begins_s", "cached_tokens", "chunks", "context", "decode_life", "decode_row",
         "first_margin", "first_s", "limits", "margin", "mean_tokens", "middle_tokens", "nth_prompt", "number",
         "opened_s", "pause_ms", "placed_s", "plain_ms", "prefill_life", "prefill_ms", "prefill_row", "prompt_tokens",
-        "pull", "seeded", "sent_s", "sheds", "short_tokens", "stall_ms", "tpot_ms", "tried", "ttft_ms", "variance",
+        "pull", "seeded", "sent_s", "sheds", "short_tokens", "stall_ms", "tpot_ms", "tried", "ttft_ms", "uncomputed",
+        "variance",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +59,8 @@ class InflightRequest:
         """The number of prompts placed there up to its own (`StallLimits.prompts`)."""
         self.cached_tokens = 0
         """The expected number of cached prompt tokens at the prefill instance."""
+        self.uncomputed = 0
+        """The tokens of its prompt that it was placed to compute."""
         self.chunks: tuple[int, ...] = ()
         """Names of its prompt's chunks, for the prefix-cache index; empty: they are not hashed."""
         self.decode_row = -1

@@ -92,6 +92,8 @@ class RequestPredictor:
             prompt_tokens=tokens,
             prefix=tuple(names),
             prefix_block_tokens=_chunk_tokens(tokens, size),
+            # A hold ends before the first picture: its size would say that the source has no more of the prompt.
+            one_prompt=wanted.one_prompt and not media,
             output_tokens=outlook.mean,
             output_lengths=outlook.lengths,
             output_variance=outlook.variance,

@@ -14,6 +14,7 @@ ways:
 - vLLM's KV events only ever remove entries: their block hashes are vLLM's own and name no text.
 
 An instance with tiers below its KV cache (`keeps`) holds a chunk until the last tier has dropped it, as its events say.
+Its answers leave with the KV cache: tiers get prompts alone.
 Which tier a chunk is in follows from its last use: an upper tier has the chunks used most recently. A match counts a
 chunk in a lower tier as what it saves.
 
@@ -36,7 +37,10 @@ from router.predict.held_chunks import HeldChunks
 Ints = NDArray[np.int64]
 
 ENTRIES_MAX = 500_000
-"""The number of (chunk, instance) entries; about 160 bytes each (`make bench-prefixes`)."""
+"""The number of (chunk, instance) entries; about 200 bytes each (`make bench-prefixes`)."""
+
+SIZE_OFF: Final = 0.02
+"""A prompt that was counted has its chunks sized anew if they were so much off, as a share."""
 
 _FEW = 16
 """Up to this number, bits are read one by one; above it, unpacking all is faster."""
@@ -158,8 +162,15 @@ class PrefixCacheIndex:
         found = held.beginning(chunks)
         return found, max(0.0, found - held.effective(chunks, found))
 
+    def in_cache(self, row: int, chunks: Sequence[int], count: int) -> int:
+        """How many leading chunks of a prompt an instance holds in its KV cache. `count`: as for `held_by`."""
+        held = self._held.get(row)
+        return count if held is None or not held.upper else held.upper[0].beginning(chunks, len(chunks))
+
     def _priced(self, levels: list[tuple[int, int]], chunks: Sequence[int]) -> list[tuple[int, int]]:
-        """The same levels, with chunks in lower tiers counted as what they save."""
+        """The same levels, with chunks in lower tiers counted as what they save, to the nearest chunk: rounded down, a
+        short prompt in a tier would count as nothing.
+        """
         found: dict[int, int] = {}
         for count, bits in levels:
             plain, tiered = bits & ~self._tiered, bits & self._tiered
@@ -168,13 +179,15 @@ class PrefixCacheIndex:
             while tiered:
                 row = tiered.bit_length() - 1
                 tiered ^= 1 << row
-                worth = int(self._held[row].effective(chunks, count))
+                worth = int(self._held[row].effective(chunks, count) + 0.5)
                 if worth:
                     found[worth] = found.get(worth, 0) | 1 << row
         return sorted(found.items(), reverse=True)
 
-    def sent(self, row: int, chunks: Sequence[int], now: float) -> Sent | None:
-        """A prompt goes to this instance, which will hold all of it. None if the instance is unknown."""
+    def sent(self, row: int, chunks: Sequence[int], now: float, each: float = 0.0) -> Sent | None:
+        """A prompt goes to this instance, which will hold all of it. None if the instance is unknown. `each`: the
+        tokens of one chunk; 0: unknown.
+        """
         held = self._held.get(row)
         if held is None:
             return None
@@ -184,7 +197,7 @@ class PrefixCacheIndex:
             if at is None:
                 break
             former.append(at)
-        held.use(chunks, now)
+        held.use(chunks, now, each)
         return Sent(row, held.life, chunks, tuple(former))
 
     def answered(
@@ -200,6 +213,8 @@ class PrefixCacheIndex:
             return
         each = prompt_tokens * CHUNK_BYTES / text_bytes
         held.learn_density(each)
+        if sent.chunks and abs(held.sizes.get(sent.chunks[-1], each) - each) > SIZE_OFF * each:
+            held.resize(sent.chunks, each)
         held.wrote(prompt_tokens - len(sent.chunks) * each, now)
         if cached_tokens is not None:
             self.reported(sent, each, cached_tokens)
@@ -212,11 +227,13 @@ class PrefixCacheIndex:
         if held is not None and held.life == sent.life and each > 0:
             held.reported(len(sent.chunks), sent.former_s, each, cached_tokens)
 
-    def wrote(self, row: int, tokens: int, now: float) -> None:
-        """The instance generated an answer of `tokens` tokens, which takes space and evicts older chunks."""
+    def wrote(self, row: int, tokens: int, now: float, *, answer: bool = True) -> None:
+        """The instance generated an `answer` of `tokens` tokens, or computed a prompt too short for a name: they take
+        space and evict older chunks.
+        """
         held = self._held.get(row)
         if held is not None:
-            held.wrote(tokens, now)
+            held.wrote(tokens, now, answer=answer)
 
     def used(self, row: int, chunks: Sequence[int], now: float) -> None:
         """A request ended on the instance: only now does vLLM put its blocks at the end of the eviction queue."""
@@ -249,4 +266,4 @@ class PrefixCacheIndex:
         whole = sum(held.stated_tokens for held in self._held.values())
         for held in self._held.values():
             held.entries_max = int(self._entries_max * held.stated_tokens / whole) if whole > 0 else 0
-            held.trim(held.limit)
+            held.shrink()

@@ -248,8 +248,10 @@ class Answering(AnswerOwner):
         leg = self.leg
         assert leg is not None
         self._scheduled.spoken_by(leg.instance)
+        sent, stall_s = self._reply.sent, self._parts.limits.stall_s
         # While another engine may continue the stream, this one has only its turn of the time that a client waits.
-        leg.relay(self._reply.pass_on, self._parts.limits.stall_s * j.TURN if self._reply.sent.resumable else 0.0)
+        leg.relay(self._reply.pass_on, stall_s * j.TURN if sent.resumable else 0.0)
+        sent.when_long = partial(leg.limit_silence, stall_s)
         if self._reply.outlet.full:
             self.pause()
         return self._reply.relay(leg.content_type, leg.cache_control) or self._reply.feed(leg.pieces)
@@ -268,12 +270,25 @@ class Answering(AnswerOwner):
         """Break the leg off, if there is one; its place is free, unless another leg of the request has it."""
         leg, self.leg = self.leg, None
         if leg is not None:
+            self._reply.sent.when_long = None
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
+            self._count_given_up(leg)
         if self._in_one_piece is not None:
             self._in_one_piece.leg_closed()
         if not keeps_place:
             self._scheduled.occupy(None)
+
+    def _count_given_up(self, leg: AnswerLeg) -> None:
+        """Count a hand-over that came to nothing: its leg is closed before it has answered, and not by its client."""
+        if (
+            leg.opening
+            and leg.pulled
+            and leg.producer is not None
+            and (self._reply.failed or not self._reply.outlet.gone)
+        ):
+            self._parts.meters.leg("decode", time.monotonic() - leg.started)
+            self._parts.meters.pulled(leg.producer, leg.instance, "given up: it did not answer in time")
 
     def presume_no_more(self) -> None:
         """The prompt is known to be computed, or the request is over."""
@@ -286,7 +301,7 @@ class Answering(AnswerOwner):
 
     def part(self) -> None:
         """The request is over: drop the references to its leg and its driver."""
-        self.leg, self._sink = None, OVER
+        self.leg, self._sink, self._reply.sent.when_long = None, OVER, None
 
 
 def _holder_lost(leg: AnswerLeg, in_one_piece: AnswerInOnePiece | None) -> j.HolderLost | None:

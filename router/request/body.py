@@ -243,7 +243,7 @@ def _decode(raw: bytes) -> Any:
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise bad_request(f"The body is not valid JSON: {error}") from None
+        raise bad_request(f"The body is not valid JSON: {_other_form(raw) or error}") from None
     except RecursionError:
         raise bad_request(f"The body is nested more than {wire.DEPTH_MAX} levels deep.") from None
 
@@ -251,3 +251,20 @@ def _decode(raw: bytes) -> Any:
 def _kind(value: Any) -> str:
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+_FORMS: Final = (
+    (b"\x1f\x8b", "it is compressed (gzip). Send it plain, without Content-Encoding."),
+    (b"\x28\xb5\x2f\xfd", "it is compressed (zstd). Send it plain, without Content-Encoding."),
+    (b"\xef\xbb\xbf", "it begins with a byte order mark. Send UTF-8 without one."),
+    (b"\xff\xfe", "it is UTF-16. Send it as UTF-8."),
+    (b"\xfe\xff", "it is UTF-16. Send it as UTF-8."),
+    (b"{\x00", "it is UTF-16. Send it as UTF-8."),
+    (b"\x00{", "it is UTF-16. Send it as UTF-8."),
+)
+"""How bodies begin that are JSON in another form, and what to do about them."""
+
+
+def _other_form(raw: bytes) -> str:
+    """In which form the body is, if it is JSON in a form that the router does not read; empty: unknown."""
+    return next((what for begin, what in _FORMS if raw.startswith(begin)), "")

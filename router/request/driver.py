@@ -19,6 +19,7 @@ from cluster.request import Request
 from router.core import journey as j
 from router.core.clients import Client
 from router.core.eligibility import Verdict
+from router.core.events import BROKEN
 from router.core.slo import SHED
 from router.http.outlet import Outlet
 from router.predict.predictors import PredictedRequest
@@ -46,8 +47,9 @@ class RequestDriver(EventSink):
     """One client request on its way through the fleet. It has many attributes, as it holds each part of the request."""
 
     __slots__ = (
-        "_answering", "_client", "_driven", "_early", "_journey", "_outgoing", "_over", "_parted", "_parts", "_pending",
-        "_prefilling", "_request", "_scheduled", "_seeding", "_shed", "_trace", "_waiting", "_words", "reply",
+        "_answering", "_body_of", "_client", "_counted", "_driven", "_early", "_journey", "_outgoing", "_over",
+        "_parted", "_parts", "_pending", "_prefilling", "_request", "_scheduled", "_seeding", "_shed", "_trace",
+        "_waiting", "_words", "reply",
     )  # fmt: skip
 
     def __init__(
@@ -61,13 +63,16 @@ class RequestDriver(EventSink):
         verdict: Verdict,
         client: Client,
         predicted: PredictedRequest | None,
+        body_of: str,
     ) -> None:
         """A request that is about to begin: `journey` is its machine, `context` its state at the scheduler, `verdict`
-        says how it may be served. `predicted`: None if no predictions are made.
+        says how it may be served. `predicted`: None if no predictions are made. `body_of`: the client whose body is
+        counted (`Parts.bodies`); empty: it is not.
         """
         self._parts: Final = parts
         self._request: Final = request
         self._journey: Final = journey
+        self._body_of: Final = body_of
         trace = RequestTrace(parts.telling, request, verdict, headers, client)
         self.reply: Final = Reply(
             outlet,
@@ -88,7 +93,7 @@ class RequestDriver(EventSink):
         """The early leg that was sent last."""
         self._waiting: Final = Waiting(parts, journey, context, trace, self.feed)
         self._client: Final = ClientListener(parts, request, outlet, self._answering, self)
-        self._shed = False
+        self._shed = self._counted = False
         self._driven = False
         """Effects are being carried out: events fed meanwhile become pending."""
         self._over = False
@@ -99,6 +104,8 @@ class RequestDriver(EventSink):
     def begin(self) -> None:
         """Begin. From now on events drive everything. The request has ended once `Parts.open` forgets it."""
         self._parts.open.add(self)
+        if self._body_of:
+            self._parts.bodies.add(self._body_of, len(self._request.raw))
         self.reply.outlet.exchange = self._client
         try:
             self._trace.begin()
@@ -211,6 +218,7 @@ class RequestDriver(EventSink):
 
     def _fail(self, effect: j.Fail) -> None:
         self._shed = effect.error.retry_after_s is not None
+        self._parts.meters.rejected.labels(str(effect.error.status)).inc()
         self.reply.refuse(effect.error)
 
     def _fail_stream(self, effect: j.FailStream) -> None:
@@ -234,6 +242,7 @@ class RequestDriver(EventSink):
         self._forget()
         outcome = SHED if self._shed else effect.outcome
         parts.meters.ended(self._request.path, answering.way, outcome, now - self._request.arrived)
+        self._counted = True
         if reply.broken_splices and not complete:
             parts.meters.broken_seams.inc()
         self._trace.finish(outcome, self._scheduled.context, tokens)
@@ -254,6 +263,7 @@ class RequestDriver(EventSink):
             self._scheduled.leave,
             self._forget,
             self._trace.broken,
+            self._count_broken,
             self._tell_broken,
             self._part,
         )
@@ -263,6 +273,11 @@ class RequestDriver(EventSink):
             except Exception:  # the next step may still succeed
                 logger.exception(BUG, self._request.label)
 
+    def _count_broken(self) -> None:
+        if not self._counted:
+            request = self._request
+            self._parts.meters.ended(request.path, self._answering.way, BROKEN, time.monotonic() - request.arrived)
+
     def _tell_broken(self) -> None:
         outlet = self.reply.outlet
         if outlet.begun:
@@ -271,8 +286,9 @@ class RequestDriver(EventSink):
             self._parts.refusals.refuse(outlet, broken(), self._request.client_id, ours=self._request.id)
 
     def stop(self) -> None:
-        """The router ends: ignore all further events."""
+        """The router ends: ignore all further events, and give up what prefill legs may hold."""
         self._forget()
+        self._prefilling.close()
 
     def _part(self) -> None:
         """Drop the references from its parts and legs: the cycle would keep request, body and tokens until the garbage
@@ -290,6 +306,8 @@ class RequestDriver(EventSink):
         self._client.end()
         if self in self._parts.open:
             self._parts.open.discard(self)
+            if self._body_of:
+                self._parts.bodies.drop(self._body_of, len(self._request.raw))
             self._parts.clients.leave(self._scheduled.context.wanted.tenant)
 
 

@@ -87,6 +87,8 @@ class EarlyLeg(AnswerOwner):
         leg = self._leg
         if leg is not None:
             self._forget(because)
+            if because:
+                self._outgoing.early_over(because)
             self._parts.losses.unwatch(leg.instance, leg)
             leg.close()
 

@@ -40,6 +40,8 @@ class AnswerInOnePiece:
         told = engine_answers.completion_in(answer.body)
         if isinstance(told, str):
             return told
+        if engine_answers.ABORTED in answer.body:
+            return engine_answers.ABORT
         self.arrived = answer, told
         return None
 

@@ -140,7 +140,7 @@ class PrefillLeg(CollectedAnswer):
     that was sent is not cut off at once: its answer says what it holds.
     """
 
-    __slots__ = ("_owner", "_said", "_told", "attempt", "instance", "source", "started")
+    __slots__ = ("_owner", "_said", "_told", "attempt", "instance", "placed", "source", "started")
 
     def __init__(self, owner: PrefillOwner, instance: InstanceId, attempt: int, bytes_max: int) -> None:
         """`bytes_max`: the most bytes of its answer that are kept."""
@@ -149,6 +149,8 @@ class PrefillLeg(CollectedAnswer):
         self.instance = instance
         self.attempt = attempt
         self.started = 0.0
+        self.placed = False
+        """It counts at its instance: `PrefillOwner.prefill_over` ends that."""
         self.source: AwaitedSource | None = None
         self._said: asyncio.Future[PrefillSaid | j.Lost | j.Refused] | None = None
         """Made by `said`, for work that outlives the request."""
@@ -170,7 +172,7 @@ class PrefillLeg(CollectedAnswer):
             source.close()
         if http is not None:
             http.close()
-        if http is not None or source is not None:
+        if self.placed:
             self._owner.prefill_over(self, unclear=http is not None)
 
     def leave_source(self) -> None:
@@ -183,21 +185,21 @@ class PrefillLeg(CollectedAnswer):
         """The leg is not wanted any more: end it if it still waits for its source. Returns whether it was ended so."""
         waits = self.source is not None and self.http is None
         if waits:
-            self._over(j.not_sent())
+            self._over(j.not_sent(), unclear=False)
         return waits
 
     def ended(self) -> None:
-        self._over(PrefillSaid(self.answer, time.monotonic()))
+        self._over(PrefillSaid(self.answer, time.monotonic()), unclear=False)
 
     def lost(self, lost: EngineLost) -> None:
-        self._over(self._owner.engine_lost(self.instance, lost))
+        self._over(self._owner.engine_lost(self.instance, lost), unclear=lost.reached)
 
-    def _over(self, told: PrefillSaid | j.Lost | j.Refused) -> None:
+    def _over(self, told: PrefillSaid | j.Lost | j.Refused, *, unclear: bool) -> None:
         self.http = None
         source, self.source = self.source, None
         if source is not None and not (isinstance(told, PrefillSaid) and told.answer.status == 200):
             source.close()  # the hold may not have been pulled; a pull that has ended has released it already
-        self._owner.prefill_over(self, unclear=isinstance(told, j.Lost) and not told.untouched)
+        self._owner.prefill_over(self, unclear=unclear)
         self._told = told
         if self._said is not None:
             self._said.set_result(told)

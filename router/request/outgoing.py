@@ -54,6 +54,18 @@ class Outgoing:
         recorded = self._trace.recorded
         return _at_rank(lines(self._trace.traced(stage, target, self.headers)) if recorded else self._head, target)
 
+    def early_over(self, because: str) -> None:
+        """An early leg is closed before it became the decode leg."""
+        self._trace.early_over(because)
+
+    def asks_source(self) -> None:
+        """The leg whose headers were made last waits for a source leg."""
+        self._trace.asks_source()
+
+    def source_over(self) -> None:
+        """The leg that has waited for a source leg is sent."""
+        self._trace.source_over()
+
     def body(self, fields: Mapping[str, Any]) -> tuple[bytes | memoryview, ...]:
         """The client's body with these fields of the router's."""
         if not fields:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from cluster.telemetry import Tracing
-from router.core.clients import Clients
+from router.core.clients import Clients, OpenBodies
 from router.fleet.view import FleetView
 from router.http.engines import Engines
 from router.http.tasks import Tasks
@@ -55,7 +55,7 @@ class Parts:
     """All shared parts of a router, an attribute each. This class decides nothing."""
 
     __slots__ = (
-        "clients", "dispatch", "engines", "limits", "line", "losses", "meters", "open", "predictor",
+        "bodies", "clients", "dispatch", "engines", "limits", "line", "losses", "meters", "open", "predictor",
         "refusals", "scheduler", "tasks", "telling", "view",
     )  # fmt: skip
 
@@ -63,6 +63,7 @@ class Parts:
         self,
         *,
         limits: RequestLimits,
+        bodies: OpenBodies,
         clients: Clients,
         engines: Engines,
         dispatch: Dispatch,
@@ -72,6 +73,7 @@ class Parts:
     ) -> None:
         """`predictor`: None if no predictions are made."""
         self.limits: Final = limits
+        self.bodies: Final = bodies
         self.clients: Final = clients
         self.engines: Final = engines
         self.dispatch: Final = dispatch

@@ -16,6 +16,7 @@ from cluster.request import Request
 from router.core import engine_answers
 from router.core import journey as j
 from router.core.timing_parts import EngineTold
+from router.http.tasks import GIVE_UP, RELEASE
 from router.http.upstream import Answer, EngineLost
 from router.request.engine_words import EngineWords
 from router.request.legs import OVER, EventSink, PrefillLeg, PrefillOwner, PrefillSaid
@@ -81,6 +82,7 @@ class Prefilling(PrefillOwner):
         target = parts.view.get(instance).instance
         headers = self._outgoing.lines(Stage.PREFILL_LEG, target)
         parts.dispatch.leg_started(instance)
+        leg.placed = True
         self._legs[instance] = leg
         parts.losses.watch(instance, leg)
         if effect.source is None:
@@ -111,9 +113,12 @@ class Prefilling(PrefillOwner):
         """The leg's place is free again, however the leg ended. `unclear`: the engine had it, and nothing says whether
         it holds blocks: the hold is given up.
         """
+        leg.placed = False
         try:
-            self._parts.losses.unwatch(leg.instance, leg)
-            self._parts.dispatch.leg_ended(leg.instance)
+            try:
+                self._parts.losses.unwatch(leg.instance, leg)
+            finally:
+                self._parts.dispatch.leg_ended(leg.instance)
             if unclear:
                 self._give_up(leg)
         except Exception:  # the place is given to another request: this one continues
@@ -129,7 +134,7 @@ class Prefilling(PrefillOwner):
         if not self._take(leg):
             return
         if not leg.forgo():
-            self._parts.tasks.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"release-{self._request.id}")
+            self._parts.tasks.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"outlast-{self._request.id}")
         self._sink.feed(j.Lost("the instance was lost", by=leg.instance))
 
     def _take(self, leg: PrefillLeg) -> bool:
@@ -240,19 +245,19 @@ class Prefilling(PrefillOwner):
         """Another leg has answered: let this one end by itself, if it was sent."""
         leg = self._legs.pop(instance)
         if not leg.forgo():
-            self._parts.tasks.spawn(self._releases().outlast(leg), f"release-{self._request.id}")
+            self._parts.tasks.spawn(self._releases().outlast(leg), f"outlast-{self._request.id}")
 
     def _give_up(self, leg: PrefillLeg) -> None:
         """A leg has ended, and no answer of it names a hold. Its engine may hold blocks nevertheless (`j.PATIENCE_S`):
         give them up by the router's own name.
         """
-        self._parts.tasks.spawn(self._releases().give_up(leg.instance, leg.attempt), f"give-up-{self._request.id}")
+        self._parts.tasks.spawn(self._releases().give_up(leg.instance, leg.attempt), f"{GIVE_UP}{self._request.id}")
 
     def release(self, effect: j.Release) -> None:
         """Give the hold up in a task of its own."""
         assert self.producer is not None
         releasing = self._releases().release(effect.via, effect.transfer, self.producer)
-        self._releasing = self._parts.tasks.spawn(releasing, f"release-{self._request.id}")
+        self._releasing = self._parts.tasks.spawn(releasing, f"{RELEASE}{self._request.id}")
         self._releasing.add_done_callback(self._release_over)
 
     def _release_over(self, task: asyncio.Task[j.Event]) -> None:

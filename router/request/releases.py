@@ -27,6 +27,9 @@ from router.scheduler.scheduler import HANDSHAKE_S
 
 logger = logging.getLogger("baton.router")
 
+AGAIN_S = 2.0
+"""Seconds until an instance that did not answer is told again what to give up: its lease would end much later."""
+
 
 class Releases:
     """The releases of one request."""
@@ -90,20 +93,30 @@ class Releases:
         releases. Returns whether P has taken it.
         """
         name = transfer.fields.get(wire.TRANSFER)
-        return isinstance(name, str) and await self._say_name(name, holder.instance, holder.attempt)
+        return isinstance(name, str) and bool(await self._say_name(name, holder.instance, holder.attempt))
 
-    async def give_up(self, holder: InstanceId, attempt: int) -> bool:
+    async def give_up(self, holder: InstanceId, attempt: int, *, last: bool = True) -> bool:
         """Give up the hold of this instance for the request, made or not, by the name that the router chose. Returns
-        whether the instance has taken it.
+        whether the instance has taken it. `last`: nothing else is tried then, so an instance that does not answer is
+        asked once more.
         """
-        return await self._say_name(str(self.outgoing.transfer_id(holder, attempt)), holder, attempt)
+        name = str(self.outgoing.transfer_id(holder, attempt))
+        done = await self._say_name(name, holder, attempt)
+        if done is None and last:
+            await asyncio.sleep(AGAIN_S)
+            done = await self._say_name(name, holder, attempt)
+        if done is None and last and not self.parts.view.lost(holder):
+            self.parts.meters.releases.labels("false").inc()
+            logger.warning("%s: what %s may hold is left to its lease", self.request.label, holder)
+        return bool(done)
 
     async def reject(self, transfer: wire.TransferFields, holder: InstanceId, attempt: int, *not_: InstanceId) -> bool:
         """Give up this hold by a leg that another instance, none of `not_`, rejects. Returns whether it has."""
         other = speaks_for(self.parts.view, holder, *not_)
         return other is not None and await self._reject(other, transfer, holder, attempt)
 
-    async def _say_name(self, name: str, holder: InstanceId, attempt: int) -> bool:
+    async def _say_name(self, name: str, holder: InstanceId, attempt: int) -> bool | None:
+        """Returns whether the instance has taken it; None: it did not answer."""
         if not self.parts.view.knows(holder):
             return False
         body = msgspec.json.encode(self.outgoing.stamped(wire.release_by_name(name), holder, holder, attempt))
@@ -111,8 +124,8 @@ class Releases:
         try:
             answer = await self.parts.engines.upstream.say(target, wire.RELEASE_PATH, body, self.headers)
         except EngineLost:
-            return False
-        return answer.status == 200
+            return None
+        return None if answer.status >= 500 else answer.status == 200
 
     async def _reject(self, via: InstanceId, transfer: wire.TransferFields, holder: InstanceId, attempt: int) -> bool:
         """Make the instance `via` reject a leg for this hold, which makes it tell P. Returns whether it has.

@@ -14,6 +14,7 @@ from cluster.http.headers import lines
 from cluster.request import Request
 from router.core import journey as j
 from router.core.eligibility import CHAT
+from router.core.engine_answers import ABORT, ABORTED
 from router.core.timing_parts import EngineTold
 from router.http.outlet import Outlet
 from router.request.splice import (
@@ -50,10 +51,13 @@ _EVENTS = "text/event-stream; charset=utf-8"
 class SentEvents:
     """The events of one answer that its client has, in pieces as they were written: bare, or framed chunks (`_bare`).
 
-    All pieces are kept while another engine may continue the stream, else the last two.
+    All pieces are kept while another engine may continue the stream, else the last three.
     """
 
-    __slots__ = ("_bytes", "_counts", "_events", "_last", "_last_but_one", "_path", "_pieces", "_seed", "only_seed")
+    __slots__ = (
+        "_bytes", "_counts", "_earlier", "_events", "_last", "_last_but_one", "_last_but_two", "_path", "_pieces",
+        "_seed", "only_seed", "when_long",
+    )  # fmt: skip
 
     def __init__(self, path: str, *, resumable: bool, counts: bool) -> None:
         """`counts`: the number of tokens is wanted."""
@@ -61,10 +65,14 @@ class SentEvents:
         self._counts: Final = counts
         self._pieces: list[bytes] | None = [] if resumable else None
         """None: the stream cannot be continued, or has become too long for it."""
+        self.when_long: Callable[[], None] | None = None
+        """Called once the stream has become too long for that."""
         self._bytes = 0
         """The size of these pieces, framing included."""
-        self._last_but_one = self._last = b""
+        self._last_but_two = self._last_but_one = self._last = b""
         """The last pieces of the engine's stream under way."""
+        self._earlier = b""
+        """The last pieces of streams before that one."""
         self._events = 0
         """The number of events, if they are counted."""
         self._seed: Seed | None = None
@@ -78,7 +86,7 @@ class SentEvents:
 
     def add(self, piece: bytes) -> None:
         """The client gets these whole events."""
-        self._last_but_one, self._last = self._last, piece
+        self._last_but_two, self._last_but_one, self._last = self._last_but_one, self._last, piece
         if self.only_seed and b"data:" in piece:  # a comment, which keeps a connection alive, has no data
             self.only_seed = False
         if self._pieces is not None:
@@ -86,8 +94,10 @@ class SentEvents:
             self._bytes += len(piece)
             if self._bytes > REMEMBERED_BYTES_MAX:
                 self._pieces = None
+                if self.when_long is not None:
+                    self.when_long()
         if self._counts:
-            self._events += piece.count(b"\n\n")
+            self._events += events_in(piece)
 
     def add_seed(self, seed: Seed) -> None:
         """The client gets P's first token."""
@@ -96,17 +106,29 @@ class SentEvents:
 
     def next_stream(self) -> None:
         """Another engine's stream follows."""
-        self._last_but_one = self._last = b""
+        self._earlier += self.tail()
+        self._last_but_two = self._last_but_one = self._last = b""
 
     def tail(self) -> bytes:
-        """The last events of this stream, from two pieces as they were written."""
-        return _bare(self._last_but_one) + _bare(self._last)
+        """The last events of this stream, from three pieces as they were written: vLLM ends with the last token's, the
+        usage and the end, each perhaps in a piece of its own.
+        """
+        return _bare(self._last_but_two) + _bare(self._last_but_one) + _bare(self._last)
 
     def said(self) -> SaidSoFar | None:
         """The text that the client has, if another answer can be joined to it."""
-        if self._pieces is None or not self._bytes:
+        if self._pieces is None:
+            return self._only_role()
+        if not self._bytes:
             return None
         return said_in(b"".join(map(_bare, self._pieces)), self._path)
+
+    def _only_role(self) -> SaidSoFar | None:
+        """What the client has, if that is the role alone (chat): any other answer may follow, also one drawn by lot."""
+        if self._path != CHAT or self._last_but_two:
+            return None  # perhaps there were more pieces than the three that are kept
+        said = said_in(self._earlier + self.tail(), CHAT)
+        return said if said is not None and said.role and not said.text else None
 
     def splice(self) -> Splice:
         """The splice between what the client has and a new stream.
@@ -134,7 +156,7 @@ class Reply:
 
     __slots__ = (
         "_event_bytes", "_event_bytes_max", "_passage", "_request", "_rest", "_simple", "_splice", "_trace",
-        "broken_splices", "cut_off", "outlet", "sent",
+        "broken_splices", "cut_off", "failed", "outlet", "sent",
     )  # fmt: skip
 
     def __init__(
@@ -173,6 +195,8 @@ class Reply:
         self.broken_splices = 0
         self.cut_off = False
         """The answer ended by its limit."""
+        self.failed = False
+        """The client was told of an error."""
 
     def respond(
         self,
@@ -200,6 +224,7 @@ class Reply:
 
     def refuse(self, error: ApiError) -> None:
         """Answer with an error."""
+        self.failed = True
         self.respond(error.status, msgspec.json.encode(error.body()), again_s=error.retry_after_s)
 
     def give(self, seed: Seed) -> None:
@@ -247,6 +272,12 @@ class Reply:
         else:
             self._event_bytes = 0
         piece, self._rest = rest[:end], rest[end:]
+        fault = _aborted_at(piece)
+        if fault < 0 and LAST_EVENT in piece:
+            fault = self._ended_unsaid_at(piece)
+        if fault >= 0:
+            self._write(piece[:fault])
+            return self.lost(ABORT)
         fault = _error_at(piece)
         if fault >= 0:
             self._write(piece[:fault])
@@ -254,17 +285,32 @@ class Reply:
             return self.lost(said[:200].decode(errors="replace"))
         self._write(piece)
         if self._trace.events_due > 0:
-            self._trace.sent(piece, piece.count(b"\n\n"))
+            self._trace.sent(piece, events_in(piece))
         self._simple = self._trace.events_due <= 0 and self._splice is None and not self._rest and self.outlet.passes
         if self._simple:
             self._passage = self.outlet.passage()
         return None
 
+    def _ended_unsaid_at(self, piece: bytes) -> int:
+        """The position of a chat's end, usage included, that follows nothing but its role; -1 if the chat has more.
+
+        vLLM 0.32 sends no event for a chat that is aborted before its first token, so no reason either
+        (`chat_completion/serving.py`, `chat_completion_stream_generator`).
+        """
+        if self._request.path != CHAT:
+            return -1
+        ends = [at for at in (piece.find(b'"choices":[]'), (b"\n" + piece).find(_LAST_LINE)) if at >= 0]
+        if not ends:
+            return -1  # the model's words
+        end = piece.rfind(b"\n\n", 0, min(ends)) + 2 if b"\n\n" in piece[: min(ends)] else 0
+        said = said_in(self.sent.tail() + piece[:end], CHAT)  # None: it has an end with a reason, or is no mere text
+        return end if said is not None and not said.text else -1
+
     def pass_on(self, framed: bytes, begin: int) -> j.Event | None:
         """`feed` for one whole chunk that ends with an event. It is framed as it came: its bytes are
         ``framed[begin:-2]``.
         """
-        if not self._simple or ERROR_EVENT in framed:
+        if not self._simple or ERROR_EVENT in framed or ABORTED in framed:
             return self.feed(framed[begin:-2])
         self._passage(framed)
         self.sent.add(framed)
@@ -299,6 +345,7 @@ class Reply:
 
     def fail(self, error: ApiError) -> None:
         """The status has been sent: report the error in an event, as vLLM does, and end the stream."""
+        self.failed = True
         if not self.outlet.begun or self.outlet.gone:
             return
         logger.warning("%s: stream failed: %s", self._request.label, error)
@@ -325,9 +372,22 @@ def _lines(content_type: str, cache_control: str) -> bytes:
     return lines({"Content-Type": content_type} | ({"Cache-Control": cache_control} if cache_control else {}))
 
 
+def events_in(written: bytes) -> int:
+    """The number of events in whole events. Comments, which keep a connection alive, are none; in an answer's text, a
+    line's end would be escaped.
+    """
+    return written.count(b"\n\n") - written.count(b"\n:") - written.startswith(b":")
+
+
 def _bare(written: bytes) -> bytes:
     """The events without framing. Only a framed chunk ends with CRLF: events end with LF."""
     return written[written.find(b"\n") + 1 : -2] if written.endswith(_FRAME_ENDS) else written
+
+
+def _aborted_at(piece: bytes) -> int:
+    """The position of an event by which an engine says that it has aborted the request; -1 if there is none."""
+    at = piece.find(ABORTED)
+    return at if at < 0 else piece.rfind(b"\n\n", 0, at) + 2 if b"\n\n" in piece[:at] else 0
 
 
 def _error_at(piece: bytes) -> int:

@@ -19,6 +19,7 @@ from router.core import journey as j
 from router.core.engine_answers import object_in
 from router.core.values import Wanted
 from router.fleet import events as d
+from router.http.tasks import RELEASE
 from router.http.upstream import Answer, EngineLost
 from router.request.legs import AwaitedSource, EventSink
 from router.request.outgoing import Outgoing
@@ -78,6 +79,7 @@ class Sourcing(AwaitedSource):
         body = self._outgoing.source_body(name, self._attempt)
         parts.dispatch.leg_started(name)
         self._began = time.monotonic()
+        self._outgoing.asks_source()
         self._timer = parts.engines.loop.call_later(self.source.wait_s, self._late)
         headers = self._outgoing.untraced(target)
         self.http = parts.engines.legs.send(target.url, self._request.path, headers, body, self, once=True)
@@ -108,8 +110,9 @@ class Sourcing(AwaitedSource):
         self._stop(outcome, 0 if held is None else held.tokens)
         if said is None:
             self._give_up(None, listens=True)
-        elif isinstance(said, EngineLost) and said.reached:  # it may have been lost after its work
+        elif held is None and _may_hold(said):
             self._give_up(None)
+        self._outgoing.source_over()
         return self._send(held)
 
     def _read(self, said: Answer | EngineLost | None) -> tuple[wire.TransferFields | None, str]:
@@ -160,12 +163,12 @@ class Sourcing(AwaitedSource):
             return  # it was not asked
         if listens:
             self._last = self._parts.engines.loop.create_future()
-        self._parts.tasks.spawn(self._given_up(hold), f"release-source-{self._request.id}")
+        self._parts.tasks.spawn(self._given_up(hold), f"{RELEASE}source-{self._request.id}")
 
     async def _given_up(self, hold: wire.TransferFields | None) -> None:
         releases, holder = Releases(self._parts, self._request, self._outgoing), self.source.instance
         try:
-            if await releases.give_up(holder, self._attempt):
+            if await releases.give_up(holder, self._attempt, last=False):
                 return
             if self._last is not None:
                 hold = await self._described(self._last)
@@ -191,3 +194,13 @@ class Sourcing(AwaitedSource):
             self._timer.cancel()
             self._parts.dispatch.leg_ended(self.source.instance)
         self._parts.meters.sources.asked(outcome, tokens)
+
+
+def _may_hold(said: Answer | EngineLost) -> bool:
+    """Whether a source that has described no hold may have one: it was lost, has failed or was aborted at its work."""
+    if isinstance(said, EngineLost):
+        return said.reached
+    fields = object_in(said.body) if said.status == 200 else None
+    if fields is None:
+        return not 400 <= said.status < 500
+    return wire.first_finish_reason(fields) == "abort"

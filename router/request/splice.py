@@ -201,7 +201,7 @@ def _delta_of(event: bytes, path: str) -> _Delta | None:
     except msgspec.DecodeError:
         return None
     choice = _only_choice(fields) if isinstance(fields, dict) else None
-    if choice is None:
+    if choice is None or choice.get("index"):  # one of several answers
         return None
     ended = choice.get("finish_reason") is not None
     if path != CHAT:

@@ -17,6 +17,7 @@ from cluster.instance import Instance
 from cluster.request import Request
 from router.core.clients import Client
 from router.core.eligibility import CHAT, Verdict, is_on
+from router.core.events import BROKEN
 from router.core.journey import Choose, Chosen, Lost, Refused
 from router.core.slo import SHED, ClientSeen, Judged, judge, late_by, seen_in
 from router.core.timing_parts import EngineTold
@@ -106,6 +107,14 @@ class RequestTrace:
         self._timeline.enter(leg, now, ahead_s)
         self._story.add(now, "leg", (LEG_NAMES[leg], instance))
 
+    def asks_source(self) -> None:
+        """The leg that was to be sent waits for a source leg."""
+        self._timeline.relabel(Stage.SOURCE)
+
+    def source_over(self) -> None:
+        """The leg that has waited for a source leg is sent."""
+        self._timeline.leave(Stage.SOURCE, self._leg, time.monotonic())
+
     @property
     def recorded(self) -> bool:
         """Whether the trace is recorded: then each of its legs has headers of its own (`traced`)."""
@@ -127,6 +136,11 @@ class RequestTrace:
             error = "lost"
         if self._spans is not None:
             self._spans.leg_failed(self._leg, error)
+
+    def early_over(self, because: str) -> None:
+        """An early leg is closed before it became the decode leg. `because`: the error of its span."""
+        if self._spans is not None:
+            self._spans.leg_failed(Stage.DECODE_LEG, because)
 
     # -- the prefill leg --
 
@@ -238,7 +252,7 @@ class RequestTrace:
 
     def broken(self) -> None:
         """A bug of the router's has ended the request."""
-        self.finish("broken")
+        self.finish(BROKEN)
 
     def _end_span(self, now: float, outcome: str) -> None:
         spans, self._spans = self._spans, None

@@ -30,13 +30,15 @@ from router.scheduler.scoring.workload import gains
 class Placement:
     """The predictions for one request."""
 
-    __slots__ = ("booking", "foretold", "lengths", "pulls_beginning", "sent")
+    __slots__ = ("booking", "foretold", "lengths", "pulled", "pulls_beginning", "sent")
 
     def __init__(self) -> None:
         self.lengths: AnswerLengths | None = None
         self.booking: InflightRequest | None = None
         self.sent: list[Sent] = []
-        """The instances whose prefix cache is expected to have its prompt from now on."""
+        """The instances whose prefix cache is expected to have its prompt from now on, because they compute it."""
+        self.pulled: Sent | None = None
+        """The same of the instance that pulls it: that one reports nothing of its cache."""
         self.pulls_beginning = False
         """Its prompt's beginning comes from another instance. So the prompt's time, and the cached tokens that its
         engine reports, say nothing about that engine's speed and cache."""
@@ -155,20 +157,31 @@ class Placements:
                 )
         if not wanted.prefill_only:
             inflight.answer_placed(booking, answer_row, wanted.now)
-        if fleet.prefixes is not None and wanted.prefix:
-            booking.chunks = wanted.prefix
-            if prices.match is not None and not held:
-                fleet.prefix_uses.count(wanted.prefix, prices.match, wanted.now)
-            sent = None if held else fleet.prefixes.sent(prompt_row, wanted.prefix, wanted.now)
-            expected.sent = [] if sent is None else [sent]
-            if answer_row != prompt_row:
-                fleet.prefixes.sent(answer_row, wanted.prefix, wanted.now)
+        if prices.match is not None and not held:
+            fleet.prefix_uses.count(wanted.prefix, prices.match, wanted.now)
+        self._cache(expected, wanted, prompt_row, answer_row, held=held)
         if self._guard is not None and expected.foretold is None and wanted.arrived and not wanted.prefill_only:
             wonders = answer_row != prompt_row and self._guard.wonders(wanted.slo_class)
             wonders = wonders and not prices.copied_at(prompt_row)  # its price is not its own alone
             gained = gains(prices, prompt_row, answer_row) if wonders else None
             expected.foretold = Foretold(prices, prompt_row, answer_row, gained)
         return prices
+
+    def _cache(self, expected: Placement, wanted: Wanted, prompt_row: int, answer_row: int, *, held: bool) -> None:
+        """Its instances will have its prompt in their prefix caches."""
+        prefixes, each = self._fleet.prefixes, wanted.prefix_block_tokens
+        if prefixes is None:
+            return
+        if not wanted.prefix:
+            for row in () if held else {prompt_row, answer_row}:  # too short for a name, it takes space all the same
+                prefixes.wrote(row, wanted.prompt_tokens, wanted.now, answer=False)
+            return
+        if expected.booking is not None:
+            expected.booking.chunks = wanted.prefix
+        sent = None if held else prefixes.sent(prompt_row, wanted.prefix, wanted.now, each)
+        expected.sent = [] if sent is None else [sent]
+        pulls = answer_row != prompt_row
+        expected.pulled = prefixes.sent(answer_row, wanted.prefix, wanted.now, each) if pulls else None
 
     def prompt_over(
         self,
@@ -188,7 +201,8 @@ class Placements:
         self._fleet.inflight.prompt_over(expected.booking, now, done=done, presumed=presumed)
         self._first_came(expected.booking, wanted)
         prefixes, sent, expected.sent = self._fleet.prefixes, expected.sent, []
-        if not done or prefixes is None or not wanted.prefix_block_tokens:
+        pulled, expected.pulled = expected.pulled, None
+        if not (done or presumed) or prefixes is None or not wanted.prefix_block_tokens:
             return
         text_bytes = round(wanted.prompt_tokens * CHUNK_BYTES / wanted.prefix_block_tokens)
         if expected.pulls_beginning:
@@ -197,6 +211,8 @@ class Placements:
             prefixes.answered(
                 each, now, prompt_tokens=wanted.prompt_tokens, text_bytes=text_bytes, cached_tokens=cached_tokens
             )
+        if pulled is not None:
+            prefixes.answered(pulled, now, prompt_tokens=wanted.prompt_tokens, text_bytes=text_bytes)
 
     def opened(self, expected: Placement, wanted: Wanted, now: float) -> None:
         """The first token of its answer has come from the decoding instance, so its prompt is computed, wherever it

@@ -443,9 +443,13 @@ def _is_second_pair(fleet: FleetSnapshot, effect: Choose, wanted: Wanted, chosen
 
 
 def _keeps_apart(fleet: FleetSnapshot, effect: Choose, wanted: Wanted, chosen: Chosen) -> bool:
-    """Whether the chosen decode instance must not use the blocks of an instance that holds or computes them."""
+    """Whether the chosen decode instance must not use the blocks of an instance that holds or computes them. An
+    instance pulls nothing from itself: it would leave its own hold to the lease.
+    """
     decode = chosen.decode
-    return decode is not None and not all(fleet.pairing.pairs(each, decode, wanted.model) for each in effect.holders)
+    if decode is None:
+        return False
+    return not all(each != decode and fleet.pairing.pairs(each, decode, wanted.model) for each in effect.holders)
 
 
 def _with_early(

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from cluster.ids import InstanceId
+from router.core.clients import OpenBodies
 from router.fleet.view import FleetView
 from router.http.doors import Doors
 from router.http.uploads import Uploads
@@ -64,9 +65,7 @@ class RouterMetrics:
         self._first_byte_seconds = Histograms("baton_first_byte_seconds", told, [], _SECONDS, self.registry)
         told = "Arrival to last byte."
         self._request_seconds = Histograms("baton_request_seconds", told, [], _SECONDS, self.registry)
-        self.releases = Counter(
-            "baton_releases", "Holds given back without a pull, by result.", ["ok"], registry=self.registry
-        )
+        self.releases = _releases(self.registry)
         self.retries = Counter(
             "baton_retries",
             "Requests sent again elsewhere: before anything of D's was relayed (again), beside a prefill leg that is "
@@ -164,6 +163,14 @@ class RouterMetrics:
         return generate_latest(self.registry)
 
 
+def _releases(registry: CollectorRegistry) -> Counter:
+    """Both results have a series from the start: `increase` of one that is born at 50 is 0."""
+    made = Counter("baton_releases", "Holds given back without a pull, by result.", ["ok"], registry=registry)
+    for ok in ("true", "false"):
+        made.labels(ok)
+    return made
+
+
 class _PairFailures(Collector):
     """Counters from the remembered pairs: bounded, however many names a fleet uses up."""
 
@@ -172,11 +179,10 @@ class _PairFailures(Collector):
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         """What Prometheus reads."""
-        told = "Failed hand-overs by pair of instances; pairs that never failed are not here."
+        told = "Failed hand-overs by pair of instances that handed over, or tried to."
         family = CounterMetricFamily("baton_pair_failures", told, labels=("prefill", "decode"))
-        for pair in self._pairs:
-            if pair.failed:
-                family.add_metric((pair.prefill, pair.decode), pair.failed)
+        for pair in self._pairs:  # those without failures too: `increase` of a series that is born at 5 is 0
+            family.add_metric((pair.prefill, pair.decode), pair.failed)
         yield family
 
 
@@ -288,14 +294,16 @@ class _ClientGauges(Collector):
         registry.register(self)
         self._upload_bytes = Gauge("baton_upload_bytes", "Bytes of bodies that are being read.", registry=registry)
         self._uploads = Gauge("baton_uploads_waiting", "Uploads that wait for their turn.", registry=registry)
+        self._open_bytes = Gauge("baton_open_body_bytes", "Bytes of open requests' bodies.", registry=registry)
 
-    def show(self, doors: Doors, uploads: Uploads) -> None:
+    def show(self, doors: Doors, uploads: Uploads, bodies: OpenBodies) -> None:
         """Update the gauges."""
         self._doors = doors
         self._connections.set(len(doors.guests))
         self._most.set(doors.guests_max)
         self._upload_bytes.set(uploads.bytes)
         self._uploads.set(uploads.waiting)
+        self._open_bytes.set(bodies.bytes)
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         """What Prometheus reads."""

@@ -122,6 +122,7 @@ class RollingStatistics:
         kept = [slot for slot in self._slots if last - slot.number < SLOTS]
         return {
             "now": _window([slot for slot in kept if last - slot.number < NOW_SLOTS]),
+            "now_s": (NOW_SLOTS - 1) * SLOT_S + now % SLOT_S,  # the last slot is not over yet
             "five_minutes": _window(kept),
             "history": _history(kept, last),
         }

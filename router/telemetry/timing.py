@@ -25,6 +25,8 @@ class Stage:
     """The router: parsing, choosing, building the legs."""
     CREDIT: Final = "credit"
     """A place on an instance, in the flow-control queue."""
+    SOURCE: Final = "source"
+    """The answer of another instance that may have the prompt's beginning: the leg that pulls it is sent afterwards."""
     PREFILL_LEG: Final = "prefill_leg"
     """P's answer."""
     DECODE_LEG: Final = "decode_leg"
@@ -59,7 +61,7 @@ before that: D's queue time is hand-over and queue in one. Time to first token i
 
 _NONE_YET: Final = {Stage.ROUTER: 0.0, Stage.CREDIT: 0.0, Stage.RETRIES: 0.0}
 
-_LOST: Final = frozenset({*LEGS, Stage.RELAY, Stage.STEP, Stage.REST})
+_LOST: Final = frozenset({*LEGS, Stage.SOURCE, Stage.RELAY, Stage.STEP, Stage.REST})
 """The stages charged to `RETRIES` when the request has to be sent again."""
 
 
@@ -185,6 +187,11 @@ class RequestTimeline:
     def relabel(self, stage: str) -> None:
         """The stage under way turns out to be another one."""
         self._stages[-1] = stage
+
+    def leave(self, stage: str, then: str, now: float) -> None:
+        """The stage under way ends, if it is this one. `then`: the stage that begins."""
+        if self._stages[-1] == stage:
+            self.enter(then, now)
 
     def again(self, now: float) -> None:
         """The request has to be sent (again): the last wait was in vain."""

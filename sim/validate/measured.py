@@ -11,9 +11,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from cluster.errors import UsageError
 from loadgen.traces.fields import cells, shown
@@ -135,27 +136,52 @@ def read_requests(text: str, file: str) -> Requests:
         UsageError: the file has no valid request.
     """
     left_out: list[BadMeasurement] = []
-    rows = list(_good(_json_lines(text, file), _stamped, left_out))
+    rows = _of_one_clock(_good(_json_lines(text, file), _stamped, left_out), left_out)
     if not rows:
         raise left_out[0] if left_out else UsageError(f"{file}: no requests")
-    offset = min(queued - arrived for _, (arrived, queued, *_) in rows)
-    origin = min(arrived for _, (arrived, *_) in rows) + offset
+    offset = min(queued - arrived for _, (arrived, queued, *_), _ in rows)
+    origin = min(arrived for _, (arrived, *_), _ in rows) + offset
     found = [
-        Stamps(*tokens, *(stamp - origin for stamp in (arrived + offset, *rest))) for tokens, (arrived, *rest) in rows
+        Stamps(*tokens, *(stamp - origin for stamp in (arrived + offset, *rest)))
+        for tokens, (arrived, *rest), _ in rows
     ]
     return Requests(tuple(sorted(found, key=lambda one: one.arrived_s)), origin - offset, tuple(left_out))
+
+
+_Stamped = tuple[tuple[int, int], tuple[float, ...], str]
+"""A row's tokens, its stamps, and where it stands."""
+
+APART_S: Final = 60.0
+"""A request cannot reach the engine so many seconds sooner than most others: its arrival is stamped wrongly."""
+
+
+def _of_one_clock(rows: Iterable[_Stamped], left_out: list[BadMeasurement]) -> list[_Stamped]:
+    """The rows whose arrivals are of one clock. One arrival that is an hour late would be the fastest request, and make
+    all others an hour slower.
+    """
+    found = list(rows)
+    usual = statistics.median([queued - arrived for _, (arrived, queued, *_), _ in found] or [0.0])
+    kept = []
+    for each in found:
+        arrived, queued, *_ = each[1]
+        if queued - arrived < usual - APART_S:
+            why = f"it would have reached the engine {usual - (queued - arrived):.0f} s sooner than others do"
+            left_out.append(BadMeasurement(each[2], "arrival_time", arrived, why))
+        else:
+            kept.append(each)
+    return kept
 
 
 _STAMPS = ("arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 
-def _stamped(row: Mapping[str, Any], where: str) -> tuple[tuple[int, int], tuple[float, ...]]:
+def _stamped(row: Mapping[str, Any], where: str) -> _Stamped:
     """A row's tokens and stamps. The engine's stamps must follow one another; the first is the wall clock's."""
     stamps = tuple(_number(row, name, where) for name in _STAMPS)
     if any(later < earlier - RESOLUTION_S for earlier, later in itertools.pairwise(stamps[1:])):
         why = f"{', '.join(_STAMPS)} must follow one another"
         raise BadMeasurement(where, "", "", f"stamps run backwards: {why}")
-    return (_whole(row, "input_toks", where), _whole(row, "output_toks", where)), stamps
+    return (_whole(row, "input_toks", where), _whole(row, "output_toks", where)), stamps, where
 
 
 def read_settings(text: str, file: str) -> MeasuredSettings:

@@ -97,6 +97,18 @@ async def test_a_bug_ends_one_request_and_leaves_nothing_open(
         assert said in {200, 500, "broke off"}, said
         assert await asked(fleet, stream=stream) == 200, "the tenant's one place is free again"
         await all_given_back(fleet)
+    uncounted = (owner, name, times) == (
+        RouterMetrics,
+        "ended",
+        2,
+    ) or owner is Waiting  # what counts is broken, or nothing has begun
+    assert await ended(fleet) == (2 if uncounted else 4), "each request counts once, whatever became of it"
+
+
+async def ended(fleet: Fleet) -> float:
+    async with fleet.client.get(f"{fleet.admin}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("baton_requests_total{"))
 
 
 async def all_given_back(fleet: Fleet) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import pytest
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.keys import digest
+from engine.agent import http
 from engine.agent.http import Gate, agent_app, listen
 from kvtransfer.keys import instance_key
 from kvtransfer.signed import NONCE_BYTES, READER, SIGNATURE, TO, Ask, Judge, signed_headers
@@ -56,6 +58,22 @@ async def agent() -> AsyncIterator[tuple[Told, aiohttp.ClientSession]]:
 
 
 Agent = tuple[Told, aiohttp.ClientSession]
+
+
+async def test_connections_that_ask_nothing_keep_nobody_out(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each took a file descriptor, for ever: at the process's limit no probe, router or operator got in."""
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 4)
+    _, session = agent
+    at = session._base_url
+    assert at is not None
+    idle = [await asyncio.open_connection(at.host, at.port) for _ in range(20)]
+    async with session.get("/health") as answer:
+        assert answer.status == 200
+    async with asyncio.timeout(5):
+        for reader, _ in idle[:-4]:
+            assert await reader.read() == b"", "it was closed"
+    for _, writer in idle:
+        writer.close()
 
 
 async def test_pages_to_read(agent: Agent) -> None:

@@ -180,3 +180,25 @@ async def test_a_machine_that_stood_still_loses_no_instance(monkeypatch: pytest.
         clock.now += registry.ttl_s / 2
         await watch.read()
     assert fleets == [["d"]] * 4 + [[]] * 3, "it is gone once it is silent while the router listens"
+
+
+async def test_a_flood_of_changes_makes_no_flood_of_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any program that reaches the registry can tell of changes without end; a reading costs milliseconds."""
+    slept: list[float] = []
+
+    class Nudged(MemoryRegistry):
+        async def wait_changed(self, timeout_s: float) -> bool:
+            if len(slept) == 3:
+                raise asyncio.CancelledError
+            return True
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    clock = SimpleNamespace(monotonic=lambda: 100.0, time=time.time)
+    monkeypatch.setattr(discovery, "time", clock)
+    monkeypatch.setattr(discovery.asyncio, "sleep", sleep)
+    watch = Discovery(Nudged(time.monotonic), lambda *_: None)
+    with pytest.raises(asyncio.CancelledError):
+        await watch.read_forever()
+    assert slept == [discovery.READS_WITHIN_S] * 3

@@ -70,6 +70,11 @@ async def test_an_engine_that_lists_no_paths_is_tried(start: Starter) -> None:
         "/v1/load_lora_adapter/",
         "/v1/..\\sleep",
         "/v1/a%00b",
+        "/v1/chat%2Fcompletions",
+        "/v1/chat%2fcompletions?x=1",
+        "/v1%2Fcompletions",
+        "/v1/load%5Flora%5Fadapter",
+        "/v1/embed%64ings",
     ],
 )
 async def test_no_spelling_of_a_path_reaches_what_is_closed(start: Starter, path: str) -> None:

@@ -133,6 +133,22 @@ async def test_a_registry_that_loses_its_data_has_no_two_leaders(turn_s: float) 
     assert second.held, "it has the name, and acts once the first one has noticed"
 
 
+async def test_a_controller_that_comes_to_a_fleet_waits_for_a_leader_that_the_registry_has_lost() -> None:
+    """Instances announce themselves again within a second; the former leader may come later."""
+    rig = Rig()
+    first, new = (LeaderClaim(rig.registry, URL, clock=rig.clock) for _ in range(2))
+    await first.turn()
+    rig.registry.forget()
+    await rig.registry.beat(instance("d", Role.DECODE, MemberState.READY))
+    await new.turn()
+    assert first.held and not new.held
+    for _ in range(int(rig.registry.ttl_s)):
+        rig.clock.now += 1.0
+        await new.turn()
+        assert not (first.held and new.held)
+    assert new.held
+
+
 @pytest.mark.parametrize("turn_s", [0.1, 0.7, 1.0])
 async def test_a_leader_that_was_cut_off_does_not_act_beside_its_successor(turn_s: float) -> None:
     """The registry then loses its data, so that the former leader gets the name back and hears of no successor."""

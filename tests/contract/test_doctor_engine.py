@@ -48,6 +48,10 @@ async def odd(request: web.Request) -> web.Response:
     return web.json_response(PAGES.get(request.path, {}))
 
 
+async def routed(request: web.Request) -> web.Response:
+    return web.json_response(PAGES.get(request.path, {}), headers={"X-Baton-Request-Id": "r"})
+
+
 async def lists(request: web.Request) -> web.Response:
     return web.json_response({"data": [1]} if request.path == "/v1/models" else [])
 
@@ -58,6 +62,7 @@ async def lists(request: web.Request) -> web.Response:
         (html, ["Model"], "JSONDecodeError"),
         (lists, ["Model"], "AttributeError"),
         (hanging, ["Prefill leg"], "TimeoutError"),
+        (routed, ["Prefill leg"], "one of Baton's routers, not an engine"),
         (odd, [], "Side channel"),
     ],
 )

@@ -194,3 +194,27 @@ async def test_an_edit_that_takes_a_restart_says_so_and_changes_nothing(
     said = router.renew(Renewed(classes=has, tenants={}, tenant_keys={}))
     assert "takes a restart" in said
     assert set(router.generation.promises) == set(had)
+
+
+def test_an_edit_whose_key_file_comes_later_is_taken_then(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`lint` only warns of a key file that is not there, and says how to make it: the YAML stays as it is."""
+    changing = Changing(str(file))
+    changing.read()
+    renewed = router._renewed(changing, str(file))
+    assert renewed is not None and renewed() is None
+    write(file, FILE.replace("tenants:", "tenants:\n  later: {key_file: later}"))
+    assert "is tried again" in str(renewed()) and renewed() is None, "it is said once"
+    assert main(["key", "new", "later", "--file", str(file.parent / "later")]) == 0
+    found = renewed()
+    assert isinstance(found, Renewed) and "later" in found.tenants
+    assert renewed() is None
+
+
+def test_engines_elsewhere_need_a_registry_that_they_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "baton.yaml"
+    path.write_text(RESIZED)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert main(["up", str(path), "--engine", "mock", "--on", "ray://10.0.0.5:10001"]) == 2
+    assert "cannot reach a registry of this command's own" in capsys.readouterr().err

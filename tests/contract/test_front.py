@@ -217,6 +217,19 @@ async def test_expect_100_continue(start: Starter) -> None:
         assert (await client.answer())[0] == 417
 
 
+async def test_a_client_of_http_1_0_gets_no_interim_answer(start: Starter) -> None:
+    """It would take it for the answer (RFC 9110, 10.1.1)."""
+    fleet = await start()
+    async with wire(fleet) as client:
+        asks = head(b"Content-Length: %d" % len(BODY), b"Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
+        client.writer.write(asks)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.reader.read(1)
+        client.writer.write(BODY)
+        assert (await client.reader.readline()).split()[1] == b"200"
+
+
 async def test_offers_of_another_protocol_are_not_taken_up(start: Starter) -> None:
     fleet = await start()
     async with wire(fleet) as client:

@@ -130,6 +130,34 @@ async def test_bytes_of_all_bodies_together_are_bounded(start: Starter, path: by
         each.close()
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+async def test_bodies_of_requests_that_wait_are_bounded(start: Starter, path: str) -> None:
+    """A request keeps its body until it is over, also while it waits for an instance. One client has a share of all."""
+    fleet = await start(prefill=0, decode=1, open_bytes_max=330_000)
+    engine, hangs = fleet.engines["decode-0"], asyncio.Event()
+
+    async def behave(request: Any, body: Any) -> None:
+        await hangs.wait()
+
+    async def waits() -> web.Response:
+        await hangs.wait()
+        return web.json_response({})
+
+    engine.behave = behave
+    prompt = {"model": "fake", "prompt": "x" * 100_000, "max_tokens": 1}
+    size = len(json.dumps(prompt))
+    engine.behave_elsewhere = lambda *_: waits()
+    asked = [asyncio.ensure_future(fleet.post(path, json=prompt)) for _ in range(2)]
+    await until(fleet, "baton_open_body_bytes", 2 * size)
+    status, told = await fleet.post("/v1/completions", json=prompt)
+    assert status == 503
+    assert f"your open requests have {2 * size} bytes" in told["error"]["message"]
+    hangs.set()
+    assert [status for status, _ in await asyncio.gather(*asked)] == [200, 200]
+    await until(fleet, "baton_open_body_bytes", 0)
+    assert (await fleet.post("/v1/completions", json={**prompt, "prompt": "x" * 300_000}))[0] == 200, "one has room"
+
+
 def connections(*kinds: Any) -> list[Any]:
     """All clients' connections of these kinds in this process."""
     return [

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from support.k8s_api import Refused
 from support.k8s_stage import MODE, NS, Stage, image, quicken, spec, staged
 
 from cluster.ids import InstanceId
@@ -17,7 +18,7 @@ from cluster.instance import Role
 from goodput.actions import Drain, Flip, Start, Stop
 from goodput.actuate.existing import Existing, ExistingFleet, InstanceLife
 from goodput.actuate.kubernetes import KubernetesActuator
-from goodput.actuate.protocol import carry_out
+from goodput.actuate.protocol import Unobservable, carry_out
 
 pytest.importorskip("kubernetes", reason="the kubernetes client is not installed: pip install kubernetes==37.0.2")
 
@@ -40,7 +41,7 @@ class Memory:
 
     def __init__(self, left: int = 1 << 30) -> None:
         self.there: dict[InstanceId, Existing] = {}
-        self.sizes = {"decode": 0}
+        self.sizes = self.former = {"decode": 0}
         self.left = left
         self.done: list[str] = []
         self.is_alone = False
@@ -71,8 +72,13 @@ class Memory:
         because = await self.may_resize(pool, by)
         if not because:
             self._note(f"size {by:+d}")
+            self.former = dict(self.sizes)
             self.sizes[pool] += by
         return because
+
+    async def take_back(self, pool: str) -> None:
+        self._note("size as before")
+        self.sizes = self.former
 
     async def make(self, name: InstanceId, pool: str, because: str) -> str:
         self._note(f"make {name}")
@@ -267,6 +273,37 @@ async def test_a_cluster_made_again_has_the_size_of_its_start() -> None:
         await stage.make(spec())
         await stage.until(lambda: stage.settled(1, 1) and len(stage.instances()) == 2)
         assert not any("19a2b3c4d5e" in name for name in stage.instances())
+
+
+QUOTA = Refused(403, "Forbidden", "exceeded quota: gpus")
+SLOW = Refused(500, "InternalError", "etcd is slow")
+
+
+@pytest.mark.parametrize("failure", [QUOTA, SLOW], ids=["refused", "answer lost"])
+@pytest.mark.parametrize("start", [1, 2])
+async def test_starts_that_fail_raise_the_size_once_at_most(failure: Refused, start: int) -> None:
+    """Before, each try made the pool one larger, up to its most. A refused start leaves the size: a quota is full. With
+    a lost answer the operator makes the instance.
+    """
+
+    def refuse(method: str, path: str) -> None:
+        if "/deployments" in path:
+            raise failure
+
+    async with sized(decode=start) as (stage, actuator):
+        sizes = stage.operators[-1]._settings.board.of(NS, "chat").sizes
+        stage.double.refuse = refuse
+        for number in range(3):
+            try:
+                refusal = await actuator.start(Start(instance=InstanceId(f"{NEW}{number}"), pool="chat-decode"))
+            except Unobservable as error:
+                refusal = str(error)
+            assert failure.args[-1] in refusal
+        stage.double.refuse = None
+        lost = failure is SLOW
+        assert sizes.get("decode", start) == start + lost
+        assert lost or await actuator.start(Start(instance=NEW, pool="chat-decode")) == ""
+        await stage.until(lambda: stage.settled(1, start + 1))
 
 
 async def test_where_a_batonpool_decides_the_controller_only_advises() -> None:

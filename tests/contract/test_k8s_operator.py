@@ -595,6 +595,29 @@ async def test_a_webhook_that_does_not_answer_stops_no_other_object_and_is_told(
         await stage.until(stage.settled)
 
 
+async def test_a_webhook_that_hangs_delays_no_other_cluster() -> None:
+    """The API server waits up to 30 s for it, and the operator for the API server."""
+    held, goes_on = asyncio.Queue[str](), asyncio.Event()
+
+    async def hold(path: str) -> None:
+        if path.rpartition("/")[2].startswith("slow"):
+            held.put_nowait(path)
+            await goes_on.wait()
+
+    async with staged(gpus=4) as stage:
+        stage.double.hold = hold
+        stage.operate()
+        await stage.make(spec(), "slow")
+        await held.get()
+        try:
+            await stage.make(spec())
+            await stage.until(stage.settled)
+            assert held.empty(), "the first write is still held: the other cluster did not wait for its time to end"
+        finally:
+            goes_on.set()
+        await stage.until(lambda: len(stage.nodes.serving()) == 4)
+
+
 async def test_pods_that_a_quota_refuses_are_told_and_an_old_one_gives_its_place() -> None:
     """A quota acts as a lack of free GPUs: if the operator did not notice it, a rollout would wait for ever."""
     async with staged() as stage:

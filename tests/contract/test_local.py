@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +47,20 @@ def test_a_log_is_bounded_while_its_child_runs(tmp_path: Path, monkeypatch: pyte
     assert sorted(each.name for each in tmp_path.iterdir()) == ["x.log", "x.log.1"]
     assert sum(each.stat().st_size for each in tmp_path.iterdir()) < 2100
     assert (tmp_path / "x.log").read_bytes().endswith(b"line 999\n")
+
+
+@pytest.mark.parametrize("ask", [Program.stop, Program.close, Program.kill])
+async def test_what_is_asked_while_a_child_is_started_is_not_lost(
+    ask: Callable[[Program], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program("x", [sys.executable, "-c", "import sys; sys.stdin.read()"], lambda *_: None, tmp_path / "x.log")
+    spawn = asyncio.create_subprocess_exec
+
+    async def slow(*argv: Any, **more: Any) -> asyncio.subprocess.Process:
+        child = await spawn(*argv, **more)
+        ask(program)  # a signal arrives before the child is known
+        return child
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slow)
+    async with asyncio.timeout(20):
+        assert await program.run() in {0, -signal.SIGTERM, -signal.SIGKILL}

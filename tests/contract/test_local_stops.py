@@ -8,6 +8,8 @@ import errno
 import io
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,6 +19,7 @@ from typing import Any, cast
 
 import pytest
 from aiohttp import web
+from support.cluster import within
 
 from baton import fleet as fleet_module
 from baton import router_child
@@ -45,11 +48,15 @@ class Registry:
     def __init__(self) -> None:
         self.meanwhile: Callable[[], None] = lambda: None
 
+        self.answers = True
+
     def words(self) -> list[str]:
         return []
 
     async def wait_ready(self) -> None:
         self.meanwhile()
+        if not self.answers:
+            await asyncio.Event().wait()
 
 
 @pytest.fixture
@@ -109,6 +116,39 @@ async def test_a_stop_while_the_registry_comes_up_starts_no_program(fleet: Local
     cast("Any", fleet.registry).meanwhile = fleet._interrupted
     assert await asyncio.wait_for(fleet.run(), 20) == 0
     assert not (tmp_path / "begun").exists()
+
+
+async def test_a_stop_while_the_registry_does_not_answer_ends_the_wait(fleet: LocalFleet, tmp_path: Path) -> None:
+    registry = cast("Any", fleet.registry)
+    registry.meanwhile, registry.answers = fleet._interrupted, False
+    assert await asyncio.wait_for(fleet.run(), 20) == 0
+    assert not (tmp_path / "begun").exists()
+
+
+def test_a_signal_before_the_fleet_runs_leaves_no_password(tmp_path: Path) -> None:
+    """`baton up` looks for GPUs after it has made its registry's password, and a driver may be slow to answer."""
+    looked, folders = tmp_path / "looked", {name: str(tmp_path / name) for name in ("TMPDIR", "XDG_STATE_HOME")}
+    for each in folders.values():
+        Path(each).mkdir()
+    slow = f"""
+import pathlib, sys, time
+from baton.cli import main
+from baton.commands import up
+def find_hardware():
+    pathlib.Path({str(looked)!r}).touch()
+    time.sleep(60)
+up.find_hardware = find_hardware
+sys.exit(main(["up", "--port", "0", "--admin-port", "0"]))
+"""
+    with subprocess.Popen([sys.executable, "-c", slow], env={**os.environ, **folders}) as process:
+        try:
+            within(60, looked.exists)
+            assert list(Path(folders["TMPDIR"]).glob("baton-registry-*")), "the password is there"
+            process.terminate()
+            assert process.wait(30) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+    assert not list(Path(folders["TMPDIR"]).glob("baton-*"))
 
 
 async def test_without_a_registry_no_program_is_started(
@@ -319,3 +359,48 @@ def test_a_fleet_on_ray_serves_at_the_sizes_that_an_earlier_run_left(
     fleet = _fleet(up_command._elsewhere(args, spec, up_command._front(args, spec)))
     seen = [{"id": name, "role": name.partition("-")[0], "state": "up"} for name in up.split()]
     assert all_up(fleet, seen) is enough
+
+
+async def _kept(fleet: LocalFleet, runs: list[int | OSError], monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Keep the router, whose runs end so; the last one stops the cluster. Returns the pauses."""
+    pauses: list[float] = []
+
+    async def run() -> int:
+        ends = runs.pop(0)
+        if not runs:
+            fleet.stopping.set()
+        if isinstance(ends, OSError):
+            raise ends
+        return ends
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    fleet.board.add("router", "here")
+    monkeypatch.setattr(fleet.router.program, "run", run)
+    monkeypatch.setattr(fleet, "_pause", pause)
+    await asyncio.wait_for(fleet._keep(fleet.router.program), 20)
+    return pauses
+
+
+async def test_a_router_that_refuses_an_edited_file_after_a_crash_ends_no_engines(
+    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it ran, it ignored the mistake in the file; killed, it reads the file as at a first start."""
+    assert await _kept(fleet, [-9, 2, 2, 2, 0], monkeypatch) == [fleet_module.REFUSED_S] * 3
+    assert fleet.failure is None
+
+
+async def test_a_router_that_refuses_its_first_start_ends_the_cluster(
+    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await _kept(fleet, [2, 0], monkeypatch) == []
+    assert fleet.failure is not None and fleet.stopping.is_set()
+
+
+async def test_a_program_that_cannot_be_forked_for_a_moment_ends_no_cluster(
+    fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    assert await _kept(fleet, [-9, busy, busy, 0], monkeypatch) == [fleet_module.UNBORN_S] * 2
+    assert fleet.failure is None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import cast
 
 import pytest
 
+from baton import __version__, compiled
 from baton.commands import logs
 from baton.fleet import LocalFleet
 from baton.plan import WantedEngine, with_ports
@@ -82,3 +85,13 @@ def test_the_logs_of_a_cluster_are_listed_and_printed_by_its_name(
         match=r"no log of `router` in .*; there are: none; other clusters' logs: --cluster default, --cluster other",
     ):
         ask("--cluster", "third", "router")
+
+
+def test_the_first_line_of_a_routers_log_says_whether_it_runs_compiled(folder: Path) -> None:
+    command = [sys.executable, "-m", "baton", "router", "http://127.0.0.1:9", "--port", "0", "--admin-port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as router:
+        assert router.stderr is not None
+        first = router.stderr.readline()
+        router.terminate()
+        router.communicate(timeout=30)
+    assert f"baton {__version__}, {compiled.told()}" in first

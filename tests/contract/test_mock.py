@@ -41,6 +41,16 @@ BAD: list[tuple[list[str], str]] = [
     (["--model", "nosuch/model"], "'nosuch/model'"),
     (["--gpu", "H1000"], "H1000"),
     (["--model", "meta-llama/Llama-3.1-70B"], "it does not fit on 1 H100-SXM; raise --tp"),
+    (["--kv-blocks", "1" + "0" * 40], "--kv-blocks of so many digits: it must be at least 1, up to"),
+    (["--block-size", "100000000"], "--block-size 1e+08: it must be at least 1, up to"),
+    (["--block-size", "1000000"], "--block-size 1000000: the KV cache has"),
+    (
+        ["--model", "meta-llama/Llama-3.1-8B", "--tp", "3"],
+        "--tp 3: meta-llama/Llama-3.1-8B has 32 heads, which 3 ranks",
+    ),
+    (["--host", "no such host"], "--host no such host: "),
+    (["--kv-cache-dtype", "fp7"], "--kv-cache-dtype fp7: vLLM has auto, bfloat16"),
+    (["--kv-cache-dtype", "turboquant_k8v4"], "--kv-cache-dtype turboquant_k8v4: mocks do not know its size"),
     (["--speed", "0"], "--speed 0: it must be at least 0.001"),
     (["--speed", "nan"], "--speed nan"),
     (["--port", "70000"], "--port 70000: a port is a number from 0 to 65535"),
@@ -246,6 +256,17 @@ def test_a_whole_cluster_without_a_model(tmp_path: Path) -> None:
         within(5, cluster.all_ready)
     finally:
         assert cluster.stop() == 0
+
+
+def test_a_mock_instance_says_what_it_starts(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "baton", "engine", "--engine", "mock", "--json", *("--", "--speed", "10")]
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ, text=True) as process:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        process.terminate()
+        assert process.wait(60) == 0
+    assert (said["state"], said["detail"]) == ("starting", "starting a mock engine")
 
 
 def _has_ipv6() -> bool:

@@ -235,6 +235,10 @@ async def test_a_source_that_does_not_answer_costs_its_wait(fault: str) -> None:
         assert await fleet.counted(outcome) == 1
         expected_s = fleet.cold_s + (max(SOURCE_S_MIN, fleet.cold_s) if fault == "hang" else 0.0)
         assert 0.8 * expected_s < fleet.took_s < expected_s + MARGIN_S < SOURCE_S_MAX
+        parts = (await fleet.told("/explain/two"))["timing"]["answer_ms"]
+        waited = 1e3 * max(SOURCE_S_MIN, fleet.cold_s)
+        assert 0.8 * waited < parts["source"] < waited + 1e3 * MARGIN_S if fault == "hang" else parts["source"] > 0
+        assert parts["residual"] < 0.5 * waited
         await fleet.nothing_is_held()
 
 

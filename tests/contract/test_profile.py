@@ -109,6 +109,13 @@ def test_wrong_usage_is_one_line(engine: str, capsys: pytest.CaptureFixture[str]
     assert said in lines[0]
 
 
+def test_a_key_of_two_lines_is_refused(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = tmp_path / "key"
+    key.write_text("one\ntwo\n")
+    assert profile(engine, "--api-key-file", str(key)) == 2
+    assert "holds more than one line of printable characters" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("url", "said"), [("http://127.0.0.1:9", "nothing listens"), ("nonsense", "not a URL"), ("ftp://x", "not a URL")]
 )

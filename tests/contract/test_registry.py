@@ -31,7 +31,7 @@ from cluster.registry import launch
 from cluster.registry.membership import TTL_S, ChangeKind, Heartbeat, MemberKind, Membership, MemberState
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.proofs import proven
-from cluster.registry.redis import RedisRegistry
+from cluster.registry.redis import NUDGES_AT_ONCE, RedisRegistry
 from cluster.registry.redis_link import parse_place
 from cluster.registry.registry import Author, Beaten, Claimed, NameRefused, Registry, RegistryDown, read_members
 from kvtransfer.keys import InstanceKeys, instance_key
@@ -562,6 +562,50 @@ async def test_a_newcomer_waits_a_ttl_for_a_lock_without_a_living_owner(redis_wo
     await expect_soon(claimed, redis_world)
 
 
+async def test_a_list_of_members_that_is_no_set_is_made_anew(redis_world) -> None:
+    """One SET of one program stops neither readers nor agents for longer than one reading."""
+    agent, reader = agents(redis_world), redis_world.open()
+    await agent.claim(beat("alfa", sent_at=1000.0))
+    await agent._redis.set(f"baton:{redis_world.cluster}:instance:members", "x")
+    with pytest.raises(RegistryDown):
+        await reader.read()
+    assert await reader.read() == ()
+    assert await agent.beat(beat("alfa", seq=1, sent_at=1000.0)) == Beaten()
+    assert [each.agent for each in await reader.read()] == ["alfa"]
+
+
+async def test_a_flood_of_changes_leaves_other_tasks_their_turns(redis_world, monkeypatch: pytest.MonkeyPatch) -> None:
+    """redis-py returns at once while more messages are there."""
+    sender, reader = redis_world.open(), redis_world.open()
+    await reader.wait_changed(0.01)
+    async with sender._redis.pipeline(transaction=False) as pipe:
+        for _ in range(400):
+            pipe.publish(f"baton:{redis_world.cluster}:instance:changed", "x")
+        await pipe.execute()
+    in_a_row, most, nudge = 0, 0, reader._nudge
+
+    async def counted(timeout_s: float) -> bool:
+        nonlocal in_a_row, most
+        in_a_row += 1
+        most = max(most, in_a_row)
+        return await nudge(timeout_s)
+
+    async def others() -> None:
+        nonlocal in_a_row
+        while True:
+            in_a_row = 0
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(reader, "_nudge", counted)
+    turns = asyncio.ensure_future(others())
+    try:
+        for _ in range(3):
+            assert await reader.wait_changed(1) or most
+    finally:
+        turns.cancel()
+    assert 1 < most <= 2 * NUDGES_AT_ONCE
+
+
 async def test_with_keys_an_agent_yields_to_a_proven_later_epoch_only(redis_world) -> None:
     """An agent does not yield to a heartbeat that proves nothing, is too old, or is not of a later epoch."""
     agent, other = agents(redis_world), agents(redis_world)
@@ -689,6 +733,88 @@ async def test_a_call_cut_short_leaves_no_answer_for_the_next(redis_world, monke
         redis_world.server.resume()
     assert await registry.next_epoch("prefill-0", above=10**12) == 10**12 + 1
     assert await registry.read() == (beat("alfa"),)
+
+
+@pytest.mark.parametrize("call", ["read", "post", "keep", "next_epoch", "wait_changed", "next_note"])
+async def test_a_cancellation_is_never_lost(redis_world, call) -> None:
+    """Cancelled at each of the first turns of the loop, a call ends. Seen in CI: an agent that had left did not end, as
+    its work read on after it was cancelled twice.
+    """
+    registry = redis_world.open()
+    author = Author("prefill-0", "alfa", 1)
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
+        "read": registry.read,
+        "post": lambda: registry.post(author, {"decode-0": b"sealed"}),
+        "keep": lambda: registry.keep(author),
+        "next_epoch": lambda: registry.next_epoch("prefill-0"),
+        "wait_changed": lambda: registry.wait_changed(0.001),
+        "next_note": lambda: registry.next_note(0.001),
+    }
+    await registry.claim(beat("alfa"))
+    lost = []
+    for turns in range(60):
+
+        async def again_and_again() -> None:
+            while True:
+                await calls[call]()
+
+        task = asyncio.create_task(again_and_again())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        _, running = await asyncio.wait([task], timeout=0.2)
+        if running:
+            lost.append(turns)
+            while not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=0.2)
+    assert not lost, "turns of the loop before the cancellation"
+
+
+@pytest.mark.parametrize("call", ["next_epoch", "leave"])
+async def test_a_server_that_is_silent_after_a_watch_is_down_in_time(call) -> None:
+    """redis-py takes a WATCH back before it gives a call up, and asks the server for that: this ends in time, too."""
+    silent = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while line := await reader.readline():
+                words = []
+                for _ in range(int(line[1:])):
+                    length = int((await reader.readline())[1:])
+                    words.append((await reader.readexactly(length + 2))[:-2])
+                if not silent.is_set():
+                    writer.write(b"+OK\r\n")
+                if words[0] == b"WATCH":
+                    silent.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        registry = RedisRegistry.open(f"redis://127.0.0.1:{port}", timeout_s=0.3)
+        calls = {
+            "next_epoch": lambda: registry.next_epoch("prefill-0"),
+            "leave": lambda: registry.leave("router-1", "alfa", MemberKind.ROUTER),
+        }
+        async with asyncio.timeout(SOON_S):
+            with pytest.raises(RegistryDown, match=r"did not answer within 0\.3 s"):
+                await calls[call]()
+            await registry.close()
+    assert silent.is_set()
+
+
+async def test_a_subscription_whose_server_hangs_is_given_up(redis_world) -> None:
+    """The connection is broken, and the server takes a new one without answering: no reader waits for ever."""
+    registry = redis_world.open(timeout_s=0.3)
+    await listening(registry)
+    redis_world.server.kill()
+    redis_world.server.start()
+    redis_world.server.pause()
+    try:
+        async with asyncio.timeout(SOON_S):
+            changed = [await registry.wait_changed(0.05) for _ in range(3)]
+        assert not any(changed)
+    finally:
+        redis_world.server.resume()
 
 
 @pytest.mark.parametrize("given", ["nothing", "file", "url"])

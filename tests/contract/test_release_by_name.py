@@ -15,7 +15,11 @@ from support.fake_engine import FakeEngine
 from support.fleet import Starter, eventually
 
 from cluster import wire
+from router.api import server
 from router.core import journey
+from router.http.legs import Legs
+from router.request import releases
+from router.scheduler.dispatch import Dispatch
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 GREEDY = {**PROMPT, "temperature": 0}
@@ -105,6 +109,80 @@ async def test_a_hold_that_no_answer_names_is_given_up(
         await fleet.post("/v1/completions", json=PROMPT, timeout=aiohttp.ClientTimeout(total=0.1 if end is None else 5))
     await eventually(lambda: bool(made) and fleet.held == 0, "the hold is released")
     assert (end is None) == bool(prefill.aborted)
+
+
+def holding(prefill: FakeEngine, statuses: list[int]) -> list[str]:
+    """Make P hold the blocks of each leg, and answer releases with these statuses first. Returns the holds' names."""
+    made: list[str] = []
+
+    async def holds(request: web.Request, body: dict[str, Any]) -> web.StreamResponse | None:
+        fields = body.get("kv_transfer_params") or {}
+        if fields.get("do_remote_decode"):
+            made.append(fields[wire.TRANSFER])
+            prefill.holds[made[-1]] = {}
+            if prefill.hold_leg is None:
+                return await breaks_off(request)
+        return None
+
+    async def release(engine: FakeEngine, request: web.Request, raw: bytes) -> web.Response:
+        if statuses:
+            return web.json_response({}, status=statuses.pop(0))
+        engine.holds.pop(json.loads(raw)["kv_transfer_params"][wire.TRANSFER])
+        return web.json_response({"ok": True})
+
+    prefill.behave, prefill.behave_elsewhere = holds, release
+    return made
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_an_engine_that_does_not_take_a_give_up_is_asked_once_more(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr(releases, "AGAIN_S", 0.05)
+    fleet = await start(prefill=1)
+    statuses = [503] * failures
+    made = holding(fleet.engines["prefill-0"], statuses)
+    await fleet.post("/v1/completions", json=PROMPT)
+    await eventually(lambda: bool(made) and not statuses, "it is asked again")
+    if failures == 1:
+        await eventually(lambda: fleet.held == 0, "the hold is released")
+    else:
+        async with fleet.client.get(f"{fleet.admin}/metrics") as response:
+            assert 'baton_releases_total{ok="false"} 1.0' in await response.text()
+
+
+async def test_a_router_that_ends_gives_up_what_its_prefill_legs_may_hold(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "CLOSE_S", 0.05)
+    fleet = await start(prefill=1, drain_s=0.1)
+    prefill = fleet.engines["prefill-0"]
+    prefill.hold_leg = asyncio.Event()
+    made = holding(prefill, [])
+    asked = asyncio.ensure_future(fleet.post("/v1/completions", json=PROMPT))
+    await eventually(lambda: bool(made), "the leg is under way")
+    fleet.stop.set()
+    await eventually(lambda: fleet.held == 0, "the hold is released")
+    with contextlib.suppress(aiohttp.ClientError):
+        await asked
+    assert len(made) == 1
+
+
+@pytest.mark.interpreted
+async def test_a_leg_that_cannot_be_sent_for_a_bug_leaves_its_place(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = await start(prefill=1)
+    begun, ended = list[str](), list[str]()
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Legs, "send", fails)
+    monkeypatch.setattr(Dispatch, "leg_started", lambda _, instance: begun.append(instance))
+    monkeypatch.setattr(Dispatch, "leg_ended", lambda _, instance: ended.append(instance))
+    assert (await fleet.post("/v1/completions", json=PROMPT))[0] == 500
+    assert begun == ended == ["prefill-0"]
 
 
 async def test_an_engine_with_vllms_own_connector_is_not_asked_to_release(start: Starter) -> None:

@@ -20,7 +20,7 @@ from cluster.instance import Instance, Role
 from router.fleet import probes
 from router.fleet.probes import Prober
 from router.fleet.view import FleetView
-from router.http.upstream import Answer
+from router.http.upstream import Answer, EngineLost
 
 PROMPT = {"model": "fake", "prompt": "hello", "max_tokens": 5}
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
@@ -432,6 +432,47 @@ async def test_an_unreadable_answer_of_p_is_ps_failure(start: Starter) -> None:
     async with fleet.client.get(fleet.admin + "/explain?n=1") as response:
         (line,) = (await response.json())["requests"]
     assert (await fleet.client.get(f"{fleet.admin}/explain/{line['id']}")).status == 200
+
+
+async def test_an_answer_in_one_piece_that_its_engine_aborted_is_made_by_another(start: Starter) -> None:
+    """vLLM's status is 200, and the text may be empty."""
+    fleet = await start(decode=2)
+    aborting = fleet.engines["decode-0"]
+
+    async def aborted(request: web.Request, body: dict[str, Any]) -> web.Response:
+        choice = {"index": 0, "text": "", "finish_reason": "abort"}
+        text = json.dumps({"id": "a", "object": "text_completion", "choices": [choice]}, separators=(",", ":"))
+        return web.Response(text=text, content_type="application/json")
+
+    aborting.behave = aborted
+    for _ in range(4):
+        status, answer = await fleet.post("/v1/completions", json=PROMPT)
+        assert (status, answer["from"]) == (200, "decode-1")
+
+
+async def test_the_reason_of_failing_probes_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrong URL, or an engine without `/metrics`: otherwise nothing would ever say why the instance is not used."""
+    monkeypatch.setattr(probes, "INTERVAL_S", 0.0)
+    instance, view = Instance(id=InstanceId("d"), role=Role.DECODE, url="http://d"), FleetView()
+    view.add(instance)
+    asked = 0
+
+    async def ask(*_: object) -> Answer:
+        nonlocal asked
+        asked += 1
+        if asked <= 5:
+            raise EngineLost("no answer at all", reached=False)
+        raise TimeoutError
+
+    watching = asyncio.ensure_future(Prober(view, ask, lambda *_, **__: None, read_metrics=False).watch(instance))
+    await eventually(lambda: asked > 9, "it is probed again and again")
+    watching.cancel()
+    said = [each.getMessage() for each in caplog.records if "fails its probe" in each.getMessage()]
+    assert said == [
+        "d at http://d fails its probe: no answer at all", "d at http://d fails its probe: no answer in 5 s"
+    ]  # fmt: skip
 
 
 async def test_an_engine_that_no_leg_could_reach_during_a_probe_is_up_again_by_it(

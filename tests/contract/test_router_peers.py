@@ -186,6 +186,9 @@ async def test_the_page_and_all_metrics_add_up(replicas: Replicas) -> None:
 async def test_the_quarantine_of_a_rank_is_told_to_other_routers(replicas: Replicas) -> None:
     first, second = await two(replicas)
     await replicas.engine("e@1", Role.DECODE)
+    async with asyncio.timeout(5):
+        while "e@1" not in await replicas.states(first):
+            await asyncio.sleep(0.02)
     status, said = await replicas.change("POST", first, "/quarantine/e@1", json={"because": "a test"})
     assert (status, set(said["routers"].values())) == (200, {"told"})
     assert (await replicas.get(second, "/quarantine"))[1] == {"quarantined": {"e@1": "a test"}}

@@ -178,6 +178,17 @@ def test_a_log_of_a_model_that_the_file_does_not_have_is_refused(
     assert f"{log}: is of the model 'gone', and {file} has kept, a, b: give the file" in line
 
 
+@pytest.mark.parametrize("words", [("explain", "--scaling"), ("plan", "baton.yaml", "--replay-decisions")])
+def test_another_file_is_no_log_of_decisions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "baton.yaml").write_text(file_of("a"))
+    (tmp_path / "trace.csv").write_text("arrived_s,prompt_tokens\n0,10\n")
+    assert main([*words, "trace.csv"]) == 2
+    assert "trace.csv: no line of it is of a controller's log" in capsys.readouterr().err
+
+
 def test_scale_without_a_cluster_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiohttp import web
 from support.fleet import Fleet, Starter, eventually
 
 from cluster import wire
@@ -99,6 +100,31 @@ async def test_a_slow_instance_that_is_alone_is_waited_for(start: Starter) -> No
     await none_taken(fleet)
 
 
+async def counted(fleet: Fleet, series: str) -> float:
+    async with fleet.client.get(f"{fleet.admin}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{series} "))
+
+
+async def test_a_hand_over_that_hangs_is_counted_as_failed(start: Starter) -> None:
+    """Its leg is given up before it answers; else no figure would show a link that swallows every pull."""
+    fleet = await start(first_token_s=0.4)
+    never = asyncio.Event()
+
+    async def hangs(*_: object) -> web.Response:
+        await never.wait()
+        return web.Response()
+
+    fleet.engines["decode-0"].behave = hangs
+    async with asyncio.timeout(20):
+        status, _ = await fleet.post("/v1/completions", json={**PROMPT, "stream": True}, headers=MINE)
+    never.set()
+    assert status == 504
+    assert await counted(fleet, 'baton_handoffs_total{result="failed"}') == 1
+    assert await counted(fleet, 'baton_pair_failures_total{decode="decode-0",prefill="prefill-0"}') == 1
+    assert await counted(fleet, 'baton_leg_seconds_count{leg="decode"}') == 1
+
+
 async def test_two_silent_legs_and_the_deadline(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journey, "PATIENCE_S", 0.05)
     fleet = await start(prefill=2, first_token_s=0.4)
@@ -106,6 +132,7 @@ async def test_two_silent_legs_and_the_deadline(start: Starter, monkeypatch: pyt
         fleet.engines[f"prefill-{number}"].hold_leg = asyncio.Event()
     status, answer = await fleet.post("/v1/completions", json=PROMPT, headers=MINE)
     assert (status, answer["error"]["type"]) == (504, "DeadlineExceededError")
+    assert await counted(fleet, 'baton_rejected_total{status="504"}') == 1
     await none_taken(fleet)
     for number in range(2):
         engine = fleet.engines[f"prefill-{number}"]

@@ -13,6 +13,7 @@ from support.fake_engine import FIRST_TOKEN, TOKENS, FakeEngine
 from support.fleet import Fleet, Starter, eventually
 
 from cluster.wire import FIRST_TOKEN as PIN
+from router.request.reply import REMEMBERED_BYTES_MAX
 
 GREEDY = {"model": "fake", "prompt": "hello", "max_tokens": 5, "temperature": 0, "stream": True}
 CHAT = {
@@ -114,7 +115,7 @@ async def test_an_end_that_p_has_drawn_by_lot_is_told_to_d(
     await eventually(lambda: fleet.held == 0, "no hold is left")
 
 
-@pytest.mark.parametrize("body", [{**BY_LOT, "stop": " two"}, {**BY_LOT, "max_tokens": 93}])
+@pytest.mark.parametrize("body", [{**BY_LOT, "stop": " two"}, {**BY_LOT, "max_tokens": 100}])
 async def test_a_token_drawn_by_lot_that_cannot_be_shown_is_told_to_d(start: Starter, body: dict[str, Any]) -> None:
     fleet = await start(pins=True)
     assert text_of(await listen(fleet, body)) == "".join(TOKENS)
@@ -193,7 +194,8 @@ async def test_the_first_token_comes_while_d_has_sent_nothing(start: Starter) ->
         {**GREEDY, "stream_options": {"continuous_usage_stats": True}},
         {**GREEDY, "stream_options": 1},
         {**GREEDY, "stream_options": {"include_usage": "yes"}},
-        {**GREEDY, "max_tokens": 93},  # 7 tokens of prompt, 99 of context
+        {**GREEDY, "max_tokens": 100},  # 99 of context
+        {**GREEDY, "min_tokens": 2},
     ],
 )
 async def test_plain_where_seeding_is_not_exact(start: Starter, body: dict[str, Any]) -> None:
@@ -224,9 +226,9 @@ async def test_nothing_is_seeded_where_d_cannot_be_told_or_seeding_is_off(
     assert "return_token_ids" not in fleet.engines["prefill-0"].generated[0]
 
 
-async def test_the_longest_answer_that_fits_is_seeded(start: Starter) -> None:
+async def test_the_longest_answer_that_an_engine_takes_is_seeded(start: Starter) -> None:
     fleet = await start(pins=True)
-    await listen(fleet, {**GREEDY, "max_tokens": 92})
+    await listen(fleet, {**GREEDY, "max_tokens": 99})  # D lowers it to what fits beside the prompt
     (leg2,) = fleet.engines["decode-0"].generated
     assert PIN in leg2["kv_transfer_params"]
 
@@ -441,6 +443,42 @@ async def test_a_broken_stream_that_cannot_be_repeated_ends_with_an_error(start:
     assert not fleet.engines["decode-1"].generated
 
 
+async def test_a_drawn_chat_that_breaks_after_its_role_goes_on_elsewhere(start: Starter) -> None:
+    """Nothing was said yet, so any answer may follow. It still begins with the token that P has drawn."""
+    fleet = await start(pins=True, decode=2)
+    role = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+
+    def chats(name: str, *texts: str) -> None:
+        engine = fleet.engines[name]
+
+        async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            engine._free(body.get("kv_transfer_params") or {})
+            response = await write(request)
+            await response.write(role)
+            for text in texts:
+                choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+                await response.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+            if texts:
+                await response.write(b"data: [DONE]\n\n")
+            else:
+                assert request.transport is not None
+                request.transport.close()
+            return response
+
+        engine.behave = behave
+
+    chats("decode-0")
+    chats("decode-1", "three ", "four")
+    events = await listen(fleet, {**CHAT, "temperature": 1, "stop": " two"}, CHATS)
+    deltas = [event["choices"][0]["delta"] for event in events if "error" not in event]
+    assert deltas == [{"role": "assistant", "content": ""}, {"content": "three "}, {"content": "four"}]
+    assert not errors(events)
+    told = [leg["kv_transfer_params"][PIN] for name in ("decode-0", "decode-1")
+            for leg in fleet.engines[name].generated]  # fmt: skip
+    assert told == [FIRST_TOKEN, FIRST_TOKEN]
+    await eventually(lambda: fleet.held == 0, "no hold is left")
+
+
 async def test_a_broken_stream_without_another_instance_ends_with_an_error(start: Starter) -> None:
     fleet = await start(prefill=0, decode=1)
     breaks_after(fleet.engines["decode-0"], "one ", "two ")
@@ -462,6 +500,27 @@ async def test_a_d_that_hangs_after_the_seed_is_left_for_another(start: Starter)
     assert text_of(events) == "".join(TOKENS)
     assert not errors(events)
     await eventually(lambda: fleet.held == 0, "no hold is left")
+
+
+@pytest.mark.timed
+async def test_a_stream_too_long_to_be_continued_may_be_silent_as_long_as_any(start: Starter) -> None:
+    """While another engine could go on, an engine may be silent for half the time (`router.core.turns.TURN`). Before,
+    that limit stayed when the stream had become too long for another engine, so a slow answer was cut off.
+    """
+    fleet = await start(prefill=0, decode=1, stall_s=1.0)
+    long = "x" * REMEMBERED_BYTES_MAX
+
+    async def behave(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = await write(request, "one ", long)
+        await asyncio.sleep(0.7)
+        last = {"choices": [{"index": 0, "text": "two", "finish_reason": "length"}]}
+        await response.write(b"data: " + json.dumps(last).encode() + b"\n\ndata: [DONE]\n\n")
+        return response
+
+    fleet.engines["decode-0"].behave = behave
+    events = await listen(fleet, GREEDY)
+    assert not errors(events)
+    assert text_of(events) == f"one {long}two"
 
 
 async def test_a_client_that_leaves_after_the_seed_leaves_nothing(start: Starter) -> None:

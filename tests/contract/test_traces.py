@@ -29,6 +29,9 @@ from loadgen.body import Asking
 from loadgen.http import LoadConnections
 from loadgen.replay import Replay, Sending
 
+BODY = {"model": "fake", "prompt": "A small robot found a lantern. " * 20, "max_tokens": 12, "temperature": 0,
+        "stream": True}  # fmt: skip
+
 
 @pytest.fixture
 def spans() -> InMemorySpanExporter:
@@ -77,6 +80,37 @@ async def test_a_request_of_the_load_generator_is_one_trace_down_to_its_legs(spa
     assert attributes["http.response.status_code"] == 200
     assert attributes["gen_ai.usage.output_tokens"] == 3
     assert attributes["gen_ai.response.time_to_first_chunk"] == record.ttft_s
+
+
+@pytest.mark.parametrize(
+    ("leg", "at", "prefills", "decodes"),
+    [
+        ("decode", "d0", {None}, {"lost", None}),
+        ("prefill", "p0", {"lost", None}, {"closed", None}),
+    ],
+)
+async def test_the_span_of_an_early_leg_that_came_to_nothing_says_so(
+    spans: InMemorySpanExporter, leg: str, at: str, prefills: set[str | None], decodes: set[str | None]
+) -> None:
+    """It does not end as the leg that follows it."""
+    other = "d1" if leg == "decode" else "p1"
+    mocks = [mock_settings(name, Role.PREFILL if name[0] == "p" else Role.DECODE) for name in ("p0", "d0", other)]
+    async with mocked_router(mocks, pins=True, early=True) as router:
+        for name in (at, other):
+            url = f"{router.mocks.instances[name].url}/mock/faults"
+            async with router.client.post(url, json={"fault": "refuse", "leg": leg, "times": 1}) as response:
+                assert response.status == 200
+        for _ in range(2):
+            status, _, _ = await router.ask(BODY)
+            assert status == 200
+        async with asyncio.timeout(5):
+            while sum(each.name == "text_completion fake" for each in spans.get_finished_spans()) < 2:
+                await asyncio.sleep(0)
+    errors = {
+        name: [(each.attributes or {}).get("error.type") for each in spans.get_finished_spans() if each.name == name]
+        for name in ("prefill", "decode")
+    }
+    assert set(errors["prefill"]) == prefills and set(errors["decode"]) == decodes
 
 
 async def test_a_request_that_fails_is_an_error_in_the_load_generators_trace(spans: InMemorySpanExporter) -> None:
@@ -134,7 +168,7 @@ async def test_a_controllers_action_and_the_agents_answer_are_one_trace(
     lease = LeaderClaim(registry, "http://h:9")
     await lease.turn()
     scaler = Scaler(registry, lease, Reaches(), ())
-    refusal = await scaler._act(Drain(instance=InstanceId("decode-0"), because="too many"))
+    refusal = (await scaler._act(Drain(instance=InstanceId("decode-0"), because="too many"))).refusal
     async with aiohttp.ClientSession() as client, client.get(f"{url}/state") as answer:
         assert answer.status == 200, "a request that changes nothing has no span"
     await agents.close()

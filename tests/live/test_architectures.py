@@ -309,6 +309,16 @@ def test_an_answer_equals_one_engines(
 
 
 @LONG
+@pytest.mark.parametrize("kind", ["alibi", "learned positions"])
+def test_a_kind_that_is_not_in_the_table_gets_one_engines_answers(kind: str, tmp_path: Path) -> None:
+    """Nothing in Baton knows these kinds, and no way is asked for: however they are served, the answers are right."""
+    model = write_model(kind, tmp_path / "model", seed=3)  # with this seed no two of the prompts get one text
+    with FRONTS[BATON](tmp_path, model, *FLOAT32) as here:
+        compared(here, (3, 40, 128, 129, 700))
+        print(f"{kind}: {here.way()}")
+
+
+@LONG
 @BOTH_FRONTS
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1)])
 def test_tensor_parallel_sizes_may_differ(prefill: int, decode: int, front: str, tmp_path: Path, table: Table) -> None:

@@ -194,6 +194,8 @@ def test_a_hold_with_impossible_fields_is_computed_again(fleet: Fleet) -> None:
         {"remote_block_ids": [[1 << 40] * 4]},
         {"remote_block_ids": [[0]]},
         {"remote_block_ids": []},
+        {"remote_block_ids": 5},
+        {"remote_block_ids": True},
         {"remote_engine_id": "nobody"},
         {"remote_num_tokens": "many"},
         {"remote_request_id": ["a"]},

@@ -20,9 +20,10 @@ from typing import Any
 import aiohttp
 import pytest
 from support import device
-from support.cluster import Cluster, descendants, processes, within
+from support.cluster import Cluster, alive, descendants, processes, within
 from support.tickets import GuardedUrl, ticketed
 
+from engine.vllm.canary import STILL_S, STUCK_CPU_S
 from engine.vllm.command import CPU_KV_LEASE_S
 
 DEADLINE_S = 300.0
@@ -191,6 +192,29 @@ async def survives(cluster: Cluster, victims: list[tuple[str, str]], *, early: b
     assert broken <= 4 * len(victims), "only sampled streams from a dying engine may break"
     # With vLLM's own connector, a hold for an engine that died while it read ends only with its lease.
     await asyncio.to_thread(within, CPU_KV_LEASE_S + 10.0, cluster.idle)
+
+
+@pytest.mark.long  # ten minutes until it counts as lost on CPUs, and then a start
+@pytest.mark.timeout(1200)
+def test_a_core_that_stands_still_behind_a_healthy_api_is_started_again(cluster: Cluster) -> None:
+    """SIGSTOP for an engine core alone: /health answers 200 all the time, and the engine looks idle."""
+    core = processes(cluster, "decode-0")["core"]
+    before = cluster.status()["decode-0"]["epoch"]
+    os.kill(core, signal.SIGSTOP)
+    with urllib.request.urlopen(f"{cluster.urls['decode-0']}/health", timeout=10) as answer:
+        assert answer.status == 200
+    agent = cluster.status()["decode-0"]["agent"]
+
+    def detail() -> str:
+        with urllib.request.urlopen(f"{agent}/state", timeout=10) as answer:
+            return str(json.loads(answer.read())["detail"])
+
+    within(STILL_S + STUCK_CPU_S + 60, lambda: "its core has made no token and changed no counter" in detail())
+    within(10, lambda: not alive({core}))
+    within(BACK_S, cluster.all_ready)
+    assert cluster.status()["decode-0"]["epoch"] > before
+    asked = {"model": cluster.model, "prompt": "Once upon a time", "max_tokens": 4}
+    assert post(f"{cluster.urls['decode-0']}/v1/completions", asked)["choices"]
 
 
 def test_killed_registry_is_survived(cluster: Cluster) -> None:

@@ -16,7 +16,7 @@ import pytest
 from support import cluster as clusters
 from support.cluster import Cluster, within
 from support.pairs_front import Front, pairs_only
-from support.talks import SENTENCE, Turn, ask
+from support.talks import Turn, ask, first_turns
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -75,13 +75,7 @@ def test_the_router_chooses_a_tier_as_the_source(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(clusters, "START_S", 600.0)
     with Cluster.of(tmp_path, FILE) as cluster, pairs_only(cluster, 2) as front:
         drain(cluster, front, out="prefill-1", back="prefill-0")
-        talks = [
-            [
-                {"role": "system", "content": "".join(SENTENCE.format(100 * talk + day) for day in range(16))},
-                {"role": "user", "content": f"What happened on day {100 * talk}?"},
-            ]
-            for talk in range(TALKS)
-        ]
+        talks = first_turns(TALKS)
         for each in talks:
             each.append({"role": "assistant", "content": ask(front.endpoint, each).text})
             each.append({"role": "user", "content": "And on the day after that?"})

@@ -24,7 +24,6 @@ SEEDED: dict[str, dict[str, Any]] = {
     "logit_bias": {"logit_bias": {"101": -5, "97": 2}},
     "bad_words": {"bad_words": ["e"]},
     "top_k and top_p": {"seed": 9, "temperature": 0.7, "top_k": 5, "top_p": 0.9},
-    "min_tokens": {"min_tokens": 5},
     "usage": {"stream_options": {"include_usage": True}},
     "choice": {"structured_outputs": {"choice": ["yes", "no"]}},
     "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
@@ -32,6 +31,7 @@ SEEDED: dict[str, dict[str, Any]] = {
 """Requests that `router.core.eligibility` lets be seeded: the client has the first token before the handoff."""
 
 PLAIN: dict[str, dict[str, Any]] = {
+    "min_tokens": {"min_tokens": 5},
     "logprobs": {"logprobs": 2},
     "token ids": {"return_token_ids": True},
     "usage in every chunk": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},

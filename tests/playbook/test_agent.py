@@ -112,6 +112,19 @@ def test_a_drain_or_a_lost_engine_ends_the_lingering() -> None:
     assert "stopped before it was ready" in said(machine.handle(Tick(), 15.0))
 
 
+@pytest.mark.parametrize("linger_s", [0.0, 5.0])
+def test_a_drain_by_another_program_does_not_put_off_the_end(linger_s: float) -> None:
+    """An instance that was told to leave is killed at its deadline, whatever deadline another program gives."""
+    machine = ready()
+    machine.handle(LoadRead(BUSY), 9.0)
+    machine.handle(DrainAsked(30, leave=True, linger_s=linger_s), 10.0)
+    for at in (11.0, 20.0, 30.0):
+        machine.handle(LoadRead(BUSY), at)
+        machine.handle(DrainAsked(3600, leave=False), at)
+    assert machine.deadline == (41.0 if linger_s else 40.0)
+    assert StopEngine() in machine.handle(Tick(), machine.deadline)
+
+
 def test_idle_drain_leaves_after_the_quiet_time_and_the_registry_last() -> None:
     machine = ready()
     assert kinds(machine.handle(DrainAsked(30, leave=True), 10.0)) == [Publish, Say]
@@ -173,6 +186,19 @@ def test_drain_without_leaving_says_when_it_takes_too_long_and_goes_on() -> None
     assert machine.state is AgentState.DRAINING
     machine.handle(LoadRead(IDLE), 50.0)
     assert "is drained" in said(machine.handle(LoadRead(IDLE), 52.0))
+
+
+def test_an_engine_that_dies_in_a_drain_has_no_work_any_more() -> None:
+    """Before, its last load stayed: for minutes heartbeats reported streams of a dead process, and it never drained."""
+    machine = ready(DecodeRules())
+    machine.handle(LoadRead(BUSY), 9.0)
+    machine.handle(DrainAsked(30, leave=False), 10.0)
+    machine.handle(EngineIs("restarting", "its engine died", 2), 11.0)
+    assert machine.load == IDLE
+    wakeup = machine.next_wakeup()
+    assert wakeup is not None
+    assert "is drained" in said(machine.handle(Tick(), wakeup))
+    assert kinds(machine.handle(DrainAsked(30, leave=True), 20.0)) == [Publish, Say, StopEngine]
 
 
 def test_drained_instance_told_to_leave_goes_at_once() -> None:

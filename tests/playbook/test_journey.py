@@ -580,6 +580,26 @@ def test_ended_at_the_first_token_streams_from_prefill_and_releases() -> None:
     )
 
 
+@pytest.mark.parametrize(("end", "said"), [(ClientLeft(), []), (Tick(), [Fail(error(504))])])
+def test_a_request_that_ends_in_the_queue_ends_at_once_and_its_hold_is_released_meanwhile(
+    end: object, said: list[object]
+) -> None:
+    """Others behind it in the queue must not wait for an instance that does not answer the release."""
+    machine = journey()
+    play(
+        machine,
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (HELD, [SendDecode(D, HOLD)]),
+            (Lost("connection refused", untouched=True), [Choose(frozenset({D}), hand_over=True, holders=(P,))]),
+            (Chosen(None, None, "all are full", wait=True), [AwaitFleet()]),
+        ],
+    )
+    left: list[object] = [Finish("client_left" if not said else "expired")]
+    play(machine, [(end, [*said, Release(D, HOLD), *left])], now=101.0)
+    assert machine.state is JourneyState.DONE
+
+
 def test_client_error_from_prefill_is_the_clients_to_read() -> None:
     play(journey(), [(BOTH_LEGS, [SendPrefill(P, 1)]), (Refused(400), [ForwardRefusal(), Finish("refused")])])
 
@@ -733,7 +753,7 @@ def test_a_draw_that_no_instance_is_left_for_is_given_up_before_the_client_has_i
             (Chosen(P, D2, "any"), [SendPrefill(P, 4)]),
             (DRAWN, [SendDecode(D2, HOLD)]),
             (Lost("reset"), [Choose(frozenset({D, D2}), hand_over=True)]),
-            (NOBODY, [Fail(error(503)), Release(D2, HOLD)]),
+            (NOBODY, [Fail(error(503)), Release(D2, HOLD), Finish("failed")]),
         ],
     )
 
@@ -757,7 +777,7 @@ def test_a_draw_is_given_up_where_its_d_begins_to_drain() -> None:
 def test_a_token_that_the_client_has_is_never_given_up() -> None:
     machine = seeded()
     play(machine, [(Lost("reset"), [Choose(frozenset({D}), hand_over=True)])])
-    play(machine, [(NOBODY, [FailStream(error(503)), Release(D, HOLD)])])
+    play(machine, [(NOBODY, [FailStream(error(503)), Release(D, HOLD), Finish("failed")])])
 
 
 def test_a_draw_that_ends_the_answer_is_handed_over() -> None:
@@ -814,7 +834,7 @@ def test_after_a_seed_errors_are_events() -> None:
         machine,
         [
             (Lost("x", untouched=True), [Choose(frozenset({D}), hand_over=True, holders=(P,))]),
-            (Chosen(None, None, "nobody"), [FailStream(error(503)), Release(D, HOLD)]),
+            (Chosen(None, None, "nobody"), [FailStream(error(503)), Release(D, HOLD), Finish("failed")]),
         ],
     )
 
@@ -1119,6 +1139,17 @@ def test_p_that_answers_before_the_early_leg_gets_an_ordinary_decode_leg() -> No
 
 def test_d_that_answers_before_p_is_relayed_and_ps_leg_is_outlasted() -> None:
     play(early(), [(Opened(), [OutlastPrefill(P), Relay()]), (HELD, []), (Ended(), [Finish("served")])])
+
+
+def test_a_p_that_an_early_leg_outlasts_gets_no_other_leg_of_the_request() -> None:
+    """P is asked to abort by the request's id, which would end that leg, too."""
+    play(
+        early(),
+        [
+            (Opened(), [OutlastPrefill(P), Relay()]),
+            (Lost("reset", again=True), [CloseDecode(), Choose(frozenset({P, D}), hand_over=True)]),
+        ],
+    )
 
 
 def test_an_early_leg_that_is_lost_costs_nothing() -> None:

@@ -25,8 +25,10 @@ from goodput.bounds import (
 from goodput.demand import ClassPromise, Demand, demand_of
 from loadgen.arrival import Arrival
 from loadgen.report import Targets
+from router.core.values import Promise
 from router.scheduler.scoring.policies import POLICIES
 from sim.engine_args import engine_of, read_words
+from sim.evaluate import PATIENCE_S, Goal, tried
 from sim.fleet import SimulatedMember, member
 from sim.settings import SimSettings
 from sim.world import World
@@ -170,3 +172,11 @@ def test_an_end_to_end_target_can_be_the_impossible_one_and_several_kinds_are_na
     assert late.because.startswith("E2E 100 ms: ")
     assert late.because.count("H100-SXM tp1") == 1
     assert late.short_by > 1
+
+
+def test_requests_without_a_promise_of_their_first_token_are_not_given_up_early() -> None:
+    """All of them end within ten minutes, most of them after half a minute."""
+    arrivals = load(7, 100, 400, 4000, 20)
+    goal = Goal(targets=Targets(e2e_ms=600_000), attainment=0.99, promise=Promise())
+    seen = tried([replace(kind(B, "--max-num-seqs=4"), name=InstanceId("b"))], arrivals, {"batch": goal}, "batch")
+    assert seen.holds and seen.seen is not None and seen.seen.seconds > PATIENCE_S

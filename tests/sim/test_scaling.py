@@ -9,6 +9,7 @@ import pytest
 
 from cluster.instance import Role
 from costs import shipped
+from costs.shape import Spans
 from goodput import actions as do
 from goodput.budget import Budget
 from goodput.control_rules import ControlRules
@@ -22,7 +23,7 @@ from router.core.values import Promise as Promised
 from sim.baselines.scaling.clairvoyant import Clairvoyant, needs, schedule
 from sim.baselines.scaling.laws import Behavior, HpaOnKv
 from sim.baselines.scaling.narwhal import Narwhal
-from sim.checked import REQUESTS, TOKENS, checker, drawn
+from sim.checked import REQUESTS, TOKENS, checker, drawn, members_of
 from sim.evaluate import Goal
 from sim.experiments import scaling
 from sim.experiments.scaling_loads import Drift, fixed, poisson, steady, step
@@ -145,6 +146,16 @@ def test_a_check_says_whether_a_fleet_would_do_and_draws_no_more_than_it_may() -
     assert drawn(asked(3, 4)) == drawn(asked(3, 4)) != drawn(asked(3, 4, number=2))
     assert len(drawn(asked(3, 4))) <= REQUESTS
     assert sum(each.output_tokens for each in drawn(asked(3, 4, answer=5000))) <= TOKENS * 1.1
+
+
+def test_a_check_simulates_every_rank_of_an_engine() -> None:
+    one = replace(
+        setting(poisson(steady(1.0), 1.0, 10.0, 1, fixed)).members()[D], gpus=8, nic_gb_s=8.0, shape=Spans(dp=4)
+    )
+    members = members_of({"decode": one}, {"decode": {D: 2}})
+    assert [each.name.partition("@")[2] for each in members] == ["0", "1", "2", "3"] * 2
+    assert len({each.name for each in members}) == 8
+    assert {(each.gpus, each.nic_gb_s) for each in members} == {(2, 2.0)}
 
 
 def test_narwhal_flips_and_never_starts() -> None:

@@ -10,7 +10,7 @@ import json
 import re
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -89,6 +89,8 @@ class ApiServer:
     """API versions (`group/version`) for which discovery fails."""
     refuse: Callable[[str, str], None] | None = None
     """Called before every write with method and path; may raise."""
+    hold: Callable[[str], Awaitable[None]] | None = None
+    """Called before every write with the path; the write waits for it."""
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     watchers: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -383,6 +385,8 @@ class Wire:
             return web.json_response(self._read(kind, namespace, name, sub))
         if self.server.refuse is not None:
             self.server.refuse(request.method, request.path)
+        if self.server.hold is not None:
+            await self.server.hold(request.path)
         body = json.loads(await request.read() or b"{}")
         before = self.server.get(kind.plural, name, namespace)
         after = self._write(request, kind, namespace, name, sub, body)

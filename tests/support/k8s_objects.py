@@ -20,6 +20,7 @@ from k8s.plan import (
     ObservedCluster,
     PlanLimits,
     Rekey,
+    RenewUsers,
     plan,
 )
 from k8s.plan.pods import fleet_secret
@@ -50,6 +51,8 @@ def applied(
         elif isinstance(action, Generate):
             is_fleets = action.name == fleet_secret(owner)
             objects["Secret", action.name] = fleet(owner) if is_fleets else internal(owner, action.name)
+        elif isinstance(action, RenewUsers):
+            objects["Secret", action.name] = internal(owner, action.name, objects["Secret", action.name])
         elif isinstance(action, Derive):
             made = of_instance(owner, objects["Secret", fleet_secret(owner)], action.name)
             objects["Secret", made["metadata"]["name"]] = made

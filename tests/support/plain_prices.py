@@ -15,11 +15,11 @@ from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import OUTPUT_UNKNOWN, SHARES
 from router.predict.inflight_load import SPREAD
-from router.predict.step_model import Make
+from router.predict.step_model import UNKNOWN, Make
 from router.predict.transfer_model import FADES_S, LEAST_MS
 from router.scheduler.flow_control.saturation import AHEAD_MS
 from router.scheduler.scoring.budget import BARRIER_MAX, MISS, RAMP
-from router.scheduler.scoring.figures import LOOSE, PULL_MS, PULL_STEPS
+from router.scheduler.scoring.figures import LOOSE, ONE_STEP_TOKENS, PULL_MS, PULL_STEPS
 from router.scheduler.scoring.filters import ready, saturation_of
 from router.scheduler.scoring.prices import HOLDS_FREE
 from router.scheduler.scoring.workload import ALIKE, HYSTERESIS, WAITING, K
@@ -157,7 +157,10 @@ class Plain:
         if saturation is not None:
             if wanted.ttft_ms:
                 left = inflight.rows[row].ends - wanted.now * 1000.0
-                found.open &= bool(left <= step_model.rows[row].first + AHEAD_MS or inflight.rows[row].prompts < 2)
+                together = inflight.rows[row].uncomputed + self.tokens - self.cached(row)
+                soon = left <= step_model.rows[row].first + AHEAD_MS or inflight.rows[row].prompts < 2
+                told = step_model.rows[row].make is not UNKNOWN and bool(columns.prefills[row])
+                found.open &= bool(soon or (told and not wanted.sheds and together <= ONE_STEP_TOKENS))
                 ready = self.fleet.ready_for(wanted)
                 taken = [at for at, count in saturation._late.items() if count and at in ready.any]
                 if wanted.late and len(taken) >= saturation._lanes(wanted.now, len(ready.any), len(ready.prefills)):
@@ -220,7 +223,8 @@ class Plain:
         pause = PULL_MS + PULL_STEPS * row.step
         one, other = (self.fleet.at(at).instance.node for at in (first, second))
         near = one == other and one != ""
-        told = self.step_model.handoff_ms(self.wanted.prompt_tokens, first, second, near=near)
+        lacks = self.wanted.prompt_tokens - self.cached(second)  # D pulls what it lacks; no scene has tiers
+        told = self.step_model.handoff_ms(lacks, first, second, near=near)
         pause += told if fleet.columns.prefills[second] else self._pulled(first, second, told, pause, near=near)
         now_ms = self.wanted.now * 1000.0
         comes_ms = now_ms + self.rows[first].ttft - self.waited + pause

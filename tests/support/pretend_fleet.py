@@ -73,6 +73,12 @@ class PretendFleet:
     prompt: int = 8000
     answer: int = 1000
     starts_fail: bool = False
+    failing: frozenset[str] = frozenset()
+    """Pools whose instances fail five seconds after they were asked for."""
+    stuck: frozenset[str] = frozenset()
+    """Pools whose instances start for ever."""
+    refuses: Callable[[do.Action], str] = lambda _: ""
+    """Why an action is refused; empty: it is not."""
     drained: set[InstanceId] = field(default_factory=set)
     """Instances that were seen to drain at the last look: they are gone at the next one."""
 
@@ -121,7 +127,11 @@ class PretendFleet:
             if each.phase is Phase.PENDING and not self._full(each):
                 self.instances[name] = replace(each, phase=Phase.STARTING)
         for name, each in [*self.instances.items()]:
-            if each.phase is Phase.STARTING and each.asked_s is not None and now - each.asked_s >= self.startup_s:
+            if each.phase is not Phase.STARTING or each.asked_s is None or each.pool in self.stuck:
+                continue
+            if each.pool in self.failing and now - each.asked_s >= 5.0:
+                self.instances[name] = replace(each, phase=Phase.FAILED, because="exit status 1")
+            elif now - each.asked_s >= self.startup_s:
                 if self.starts_fail:
                     del self.instances[name]
                 else:
@@ -136,7 +146,9 @@ class PretendFleet:
     def give(self, action: do.Action, now: float) -> str:
         """Carry out an action; idempotent, as actuators are."""
         self.actions.append((now, action))
-        name = action.instance
+        refusal, name = self.refuses(action), action.instance
+        if refusal:
+            return refusal
         match action:
             case do.Start(pool=pool):
                 if name not in self.instances:
@@ -173,6 +185,7 @@ class Drive:
     """After so many actions the controller is killed, before it gives the next one to the actuator; `make` makes a new
     one."""
     make: Callable[[], Controller] | None = None
+    answered: Callable[[do.Action, str], Answered] = Answered
     check: Callable[[Check], Checked | None] | None = None
     """Answers whether a fleet would keep the promises. If it returns None, the test answers later by `feed`."""
 
@@ -202,7 +215,7 @@ class Drive:
                         assert self.make is not None
                         self.controller, self.kill_after = self.make(), None
                         return
-                    self.feed(Answered(action, self.fleet.give(action, self.now)))
+                    self.feed(self.answered(action, self.fleet.give(action, self.now)))
                 case Check() if self.check is not None:
                     answer = self.check(effect)
                     if answer is not None:

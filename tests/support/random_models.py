@@ -117,9 +117,41 @@ def _wide_cache() -> Any:
     return _llama(num_key_value_heads=4, head_dim=128, num_hidden_layers=16)
 
 
+def _bloom() -> Any:
+    """Positions by a slope on attention (ALiBi), and no rotary embedding."""
+    from transformers import BloomConfig
+
+    return BloomConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        n_layer=4,
+        n_head=4,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=256,
+    )
+
+
+def _gpt2() -> Any:
+    """Positions that are learned, and no rotary embedding."""
+    from transformers import GPT2Config
+
+    return GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=128,
+        n_layer=4,
+        n_head=4,
+        n_positions=2048,
+        initializer_range=0.15,
+        bos_token_id=None,
+        eos_token_id=256,
+    )
+
+
 KINDS: dict[str, Callable[[], Any]] = {
     "dense": _dense, "gqa": _llama, "mla": _deepseek_v2, "experts": _mixtral, "sliding": _gemma3,
     "mamba": _falcon_h1, "vision": _idefics3, "bare vision": _llava, "larger": _larger, "wide cache": _wide_cache,
+    "alibi": _bloom, "learned positions": _gpt2,
 }  # fmt: skip
 
 

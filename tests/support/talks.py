@@ -42,6 +42,19 @@ class Turn:
     """Comes last. Empty: the answer was not complete."""
 
 
+def first_turns(talks: int) -> list[list[dict[str, str]]]:
+    """The messages of the first turn of each conversation: some 1,300 tokens of its own, and a question."""
+    return [[*_beginning(talk), {"role": "user", "content": _question(talk, 0)}] for talk in range(talks)]
+
+
+def _beginning(talk: int) -> list[dict[str, str]]:
+    return [{"role": "system", "content": "".join(SENTENCE.format(100 * talk + day) for day in range(16))}]
+
+
+def _question(talk: int, turn: int) -> str:
+    return f"What happened on day {100 * talk + turn}?"
+
+
 def converse(endpoint: str, talks: int, *, at_once: int = 1, seed: int | None = None) -> Heard:
     """Send one turn of each conversation, `at_once` at a time, then the next turns. A conversation begins with some
     1,300 tokens of its own.
@@ -54,14 +67,11 @@ def converse(endpoint: str, talks: int, *, at_once: int = 1, seed: int | None = 
             only balances sends each conversation to the same instance again.
     """
     chance = random.Random(seed)
-    heard, messages = Heard(), [
-        [{"role": "system", "content": "".join(SENTENCE.format(100 * talk + day) for day in range(16))}]
-        for talk in range(talks)
-    ]  # fmt: skip
+    heard, messages = Heard(), [_beginning(talk) for talk in range(talks)]
     with ThreadPoolExecutor(at_once) as clients:
         for turn in range(TURNS):
             for number, each in enumerate(messages):
-                each.append({"role": "user", "content": f"What happened on day {100 * number + turn}?"})
+                each.append({"role": "user", "content": _question(number, turn)})
             order = list(range(talks))
             if seed is not None:
                 chance.shuffle(order)

@@ -1,6 +1,8 @@
 """Bytes to requests: what is refused, and in which words."""
 
+import gzip
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -129,3 +131,17 @@ def test_a_body_that_names_media_is_written_anew() -> None:
     """`uuid` names media. In unchanged bytes the client's own name would reach engines."""
     for raw in (b'{"messages":[{"content":[{"uuid":"x"}]}]}', rb'{"messages":[{"content":[{"\u0075uid":"x"}]}]}'):
         assert not body.is_plain(raw, json.loads(raw))
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (gzip.compress(b'{"model": "m"}'), "compressed (gzip). Send it plain, without Content-Encoding"),
+        (b"\xef\xbb\xbf{}", "byte order mark"),
+        ('{"model": "m"}'.encode("utf-16"), "it is UTF-16"),
+        ('{"model": "m"}'.encode("utf-16-le"), "it is UTF-16"),
+    ],
+)
+def test_a_body_in_another_form_is_told_what_to_send(raw: bytes, said: str) -> None:
+    with pytest.raises(ApiError, match=re.escape(said)):
+        body.parse_json(raw, JSON_TYPE)

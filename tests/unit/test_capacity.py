@@ -6,7 +6,7 @@ import pytest
 
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
-from engine.mock.metrics import Metrics
+from engine.mock.metrics import Metrics, merged
 from engine.vllm.metrics import parse_load
 from router.core.values import Reported
 from router.fleet.view import FleetView
@@ -14,18 +14,24 @@ from router.predict.prefix_cache import PrefixCacheIndex
 
 ONE = Instance(id=InstanceId("one"), role=Role.BOTH, url="http://one", epoch=1)
 INFO = 'vllm:cache_config_info{{block_size="{}",cache_dtype="auto",engine="{}",num_gpu_blocks="{}",x="None"}} 1.0\n'
+SIZED = 'vllm:cache_config_info{{block_size="16",kv_cache_size_tokens="{}",num_gpu_blocks="1000"}} 1.0\n'
 
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [
         (INFO.format(16, 0, 1000), 16_000),
-        (INFO.format(16, 0, 1000) + INFO.format(16, 1, 500), 24_000),
+        (INFO.format(16, 0, 1000) + INFO.format(16, 1, 1000), 16_000),
+        (SIZED.format(9000), 9000),
+        (SIZED.format("None"), 16_000),
+        (SIZED.format(0), 16_000),
+        (SIZED.format("9" * 400), 16_000),
         (INFO.format(16, 0, "None"), 0),
         (INFO.format(16, 0, "9" * 400), 0),
         ("# HELP vllm:cache_config_info x\n", 0),
         ('vllm:cache_config_info{my_block_size="16",num_gpu_blocks="3"} 1.0\n', 0),
         (Metrics("m", 16, 300).text(Load()), 4800),
+        (merged([Metrics("m", 16, 300, rank).text(Load(), ranks=2) for rank in range(2)]), 9600),
         (Metrics("m").text(Load()), 0),
     ],
 )

@@ -90,6 +90,14 @@ def test_an_engine_that_only_holds_blocks_rests(module: ModuleType, core: Core, 
     assert len(waits) == 1 and (waits[0] or 0.0) > 0.0
 
 
+def test_an_engine_with_a_leg_that_waits_for_a_notice_rests_no_longer_than_until_it_asks_again(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.Rest, "pause_s", lambda *_: 5.0)
+    assert rest(Core(1, engines_running=False), module, waiting=1)[0] == pytest.approx(module.ASK_AGAIN_S, abs=0.1)
+    assert rest(Core(), module)[0] == pytest.approx(5.0, abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("core", "waiting"),
     [

@@ -158,7 +158,17 @@ def test_a_pull_without_an_address_is_refused(missing: str) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"remote_engine_id": []}, {"remote_request_id": {}}, {"remote_host": 1}, {"tp_size": "2"}, {"pp_size": []}],
+    [
+        {"remote_engine_id": []},
+        {"remote_request_id": {}},
+        {"remote_host": 1},
+        {"tp_size": "2"},
+        {"pp_size": []},
+        {"remote_block_ids": 5},
+        {"remote_block_ids": True},
+        {"remote_block_ids": 1.5},
+        {"remote_block_ids": "ab"},
+    ],
 )
 def test_fields_that_vllm_cannot_read_are_dropped(wrong: dict[str, Any]) -> None:
     assert sane({**PULL, **wrong}) is None and sane(PULL) == PULL and sane("x") is None

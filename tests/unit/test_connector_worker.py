@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +20,7 @@ pytest.importorskip("vllm", reason="make setup installs vLLM")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch warns of its own deprecations as it is imported
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import RemoteMeta, ReqMeta
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     from engine.vllm.connector.links import NotServed
@@ -95,3 +99,71 @@ def test_reports_of_ranks_are_combined_without_loss() -> None:
     one = WorkerReport(Counter(), {"p": {0: "cut"}, "a": {0: "met"}}, {})
     two = WorkerReport(Counter(), {"p": {1: "met"}, "b": {1: "met"}}, {})
     assert one.aggregate(two).peers == {"p": {0: "cut", 1: "met"}, "a": {0: "met"}, "b": {1: "met"}}
+
+
+class Notices:
+    """The agent's side: which hold's proof a notice would carry."""
+
+    def __init__(self) -> None:
+        self.slot: object = None
+        self.told: list[tuple[str, object]] = []
+
+    @contextmanager
+    def pulling(self, slot: object) -> Iterator[list[object]]:
+        self.slot = slot
+        yield []
+        self.slot = None
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A rank that cannot post a read; a request without blocks to read only notifies, as in vLLM."""
+    one = worker(1)
+    one._remote_agents, one._invalid_remote_engines, one._recving_transfers = {"p": {}}, set(), {}
+    one._recv_failures, one._expected, one._told = set(), {}, WorkerReport(Counter(), {}, {})
+    one._parts, one.nixl_wrapper = SimpleNamespace(take=lambda _: None), Notices()
+    one._handle_failed_transfer = lambda request, *_, **__: one._recv_failures.add(request)
+
+    def posts(self: Any, request: str, meta: ReqMeta) -> None:
+        if any(meta.local_block_ids):
+            self._recv_failures.add(request)
+        else:
+            self.nixl_wrapper.told.append((request, self.nixl_wrapper.slot))
+
+    monkeypatch.setattr(NixlPullConnectorWorker, "_read_blocks_for_req", posts)
+    return one
+
+
+def awaited(held: int) -> ReqMeta:
+    return replace(pull(held, local=3, cached=0), awaiting_kvs=True)
+
+
+@pytest.mark.parametrize("held", [3, 1])  # a read that cannot be posted, and one that is refused before
+def test_a_pull_that_does_not_begin_counts_against_the_pair_and_gives_the_hold_back(refusing: Any, held: int) -> None:
+    slot: Any = object()
+    refusing._expected["r"] = ExpectedHold(slot)
+    refusing._read_blocks_for_req("r", awaited(held))
+    assert refusing._told.refused == {"r"} and refusing._told
+    assert refusing.nixl_wrapper.told == [("r", slot)], "the producer frees its blocks"
+    assert "r" not in refusing._expected
+
+
+def test_a_hold_is_not_given_back_while_another_ranks_read_is_under_way(refusing: Any) -> None:
+    refusing._expected["r"], refusing._recving_transfers["r"] = ExpectedHold(None), ["handle"]
+    refusing._read_blocks_for_req("r", awaited(1))
+    assert refusing._told.refused == {"r"} and refusing.nixl_wrapper.told == []
+
+
+def test_refused_pulls_of_all_ranks_are_reported() -> None:
+    one = WorkerReport(Counter(), {}, {}, refused=frozenset("a"))
+    assert one.aggregate(WorkerReport(Counter(), {}, {}, refused=frozenset("b"))).refused == {"a", "b"}
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_notice_whose_handshake_fails_is_forgotten(waits: bool) -> None:
+    """A request that waits for its blocks is reported as received, and forgotten then."""
+    made: Any = object.__new__(BatonWorker)
+    made._expected, made._recving_metadata = {"r": ExpectedHold(None)}, {"r": None} if waits else {}
+    failures: set[str] = set()
+    assert made._handle_failed_transfer("r", None, failures, record_failed_transfer=False)
+    assert failures == {"r"} and ("r" in made._expected) == waits

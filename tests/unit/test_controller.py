@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from support.pretend_fleet import PROMISE, PretendFleet, drive, pools, ways
+from support.pretend_fleet import PROMISE, Drive, PretendFleet, drive, pools, ways
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -16,7 +18,7 @@ from goodput.budget import Budget
 from goodput.control_rules import ControlRules
 from goodput.controller import CHECK_S, Controller
 from goodput.counters import Between
-from goodput.decision import Check, Checked, Observed, Pause, Resize, What
+from goodput.decision import Answered, Check, Checked, Observed, Pause, Resize, What
 from goodput.decisionlog import BadLine, replay
 from goodput.forecasters import SEASONAL
 from goodput.needs import Needs
@@ -191,13 +193,32 @@ def test_a_check_is_asked_before_an_instance_leaves_and_may_say_no() -> None:
     assert not list(replay(at.lines, Controller(pools(), {"": PROMISE}, ControlRules(checks=True))))
 
 
-def test_one_simulation_at_a_time_and_a_late_result_changes_nothing() -> None:
+@pytest.mark.parametrize("flips", [True, False])
+def test_an_order_shrinks_a_role_whatever_a_simulation_says(flips: bool) -> None:
+    """Before, the simulation refused each end for ever, although a manual size wins."""
+    at = drive(6, 6, rules=ControlRules(checks=True), kinds=pools(flips=flips))
+    at.check = lambda asked: Checked(asked.number, False, "the test")
+    at.run(lambda _: 2.0, 60, rng())
+    at.feed(Resize(D, 4, "ada"))
+    at.run(lambda _: 2.0, 300, rng(2))
+    assert at.fleet.of_role(D) == 4
+    drains = [each for _, each in at.fleet.actions if isinstance(each, do.Drain)]
+    assert len(drains) == 2 and all("ada wants 4" in each.because for each in drains)
+
+
+def asking() -> tuple[Drive, list[Check], np.random.Generator]:
+    """A controller that has asked for a simulation, and waits for its verdict."""
     at = drive(6, 6, rules=ControlRules(checks=True))
     asked: list[Check] = []
     at.check = asked.append
     chance = rng()
     while not asked:
         at.run(lambda _: 1.0, 5, chance)
+    return at, asked, chance
+
+
+def test_one_simulation_at_a_time_and_a_late_result_changes_nothing() -> None:
+    at, asked, chance = asking()
     at.run(lambda _: 1.0, CHECK_S - 5, chance)
     assert len(asked) == 1
     assert "waits for the simulation" in at.decisions[-1].because
@@ -233,6 +254,74 @@ def test_what_an_operator_drains_is_not_started_again() -> None:
     assert at.fleet.of_role(D) == before
     assert not [each for each in starts(at.fleet.actions) if each.pool == "decode"]
     assert "who drained decode-first-5" in at.decisions[-1].needs[D].because
+
+
+def leave(at: Drive, name: InstanceId, phase: Phase = Phase.DRAINING) -> None:
+    """Let an instance drain without the controller, or take it back to another phase; then look."""
+    leaving = phase is Phase.DRAINING
+    at.fleet.instances[name] = replace(at.fleet.instances[name], leaving=leaving, phase=phase)
+    at.fleet.drained.discard(name)
+    at.now += 5.0
+    at.look()
+
+
+@pytest.mark.parametrize("then", [Phase.FAILED, Phase.READY])
+def test_an_instance_that_dies_or_resumes_is_no_operators_drain(then: Phase) -> None:
+    """On Ray the last heartbeat of an instance that dies may say that it drains. Before, its role was kept at one less
+    for half an hour; so it was after `POST /resume`.
+    """
+    at = drive(2, 3)
+    at.look()
+    name = InstanceId("decode-first-1")
+    leave(at, name)
+    assert at.controller.manual.orders(at.now)[D][0] == 2
+    leave(at, name, then)
+    assert at.controller.manual.orders(at.now) == {}
+
+
+def test_the_only_instance_of_a_role_that_dies_is_replaced() -> None:
+    at = drive(2, 1)
+    at.look()
+    name = InstanceId("decode-first-0")
+    leave(at, name)
+    leave(at, name, Phase.FAILED)
+    assert at.controller.manual.orders(at.now) == {}
+    for _ in range(3):
+        at.now += 5.0
+        at.look()
+    assert [each.pool for each in starts(at.fleet.actions)] == ["decode"]
+
+
+def test_a_drain_that_leaves_none_of_a_role_does_not_suppress_the_pools_min() -> None:
+    at = drive(2, 1)
+    at.look()
+    leave(at, InstanceId("decode-first-0"))
+    assert at.controller.manual.orders(at.now) == {}
+    assert [each.pool for each in starts(at.fleet.actions)] == ["decode"]
+
+
+def test_a_death_leaves_the_notice_of_another_drain() -> None:
+    at = drive(2, 4)
+    at.look()
+    died, drained = InstanceId("decode-first-1"), InstanceId("decode-first-2")
+    leave(at, died)
+    at.fleet.drained.discard(died)
+    leave(at, drained)
+    assert at.controller.manual.orders(at.now)[D] == (2, f"an operator (who drained {drained})")
+    at.fleet.drained.discard(drained)
+    leave(at, died, Phase.FAILED)
+    assert at.controller.manual.orders(at.now)[D] == (3, f"an operator (who drained {drained})")
+
+
+def test_what_the_operator_of_kubernetes_replaces_is_sized_on() -> None:
+    at = drive(3, 6, rules=ControlRules(manual_s=0.0))
+    at.run(lambda _: 2.0, 60, rng())
+    evicted, other = InstanceId("decode-first-5"), InstanceId("decode-first-6")
+    at.fleet.instances[other] = replace(at.fleet.instances[evicted], id=other)
+    at.fleet.instances[evicted] = replace(at.fleet.instances[evicted], leaving=True, phase=Phase.DRAINING)
+    at.run(lambda _: 4.0, 300, rng(2))
+    assert at.controller.manual.orders(at.now) == {}
+    assert [each for each in starts(at.fleet.actions) if each.pool == "decode"]
 
 
 def test_an_instance_whose_start_was_answered_too_late_is_no_operators() -> None:
@@ -321,6 +410,62 @@ def test_starts_that_fail_are_tried_again_within_the_budget() -> None:
     assert at.fleet.of_role(P) > 1
 
 
+def test_where_starts_fail_another_pool_is_tried() -> None:
+    """Before, `decode` was asked every five seconds, for ever, and the role stayed short."""
+    kinds = pools(flips=False)
+    at = drive(6, 1, kinds=[*kinds, replace(kinds[1], name="decode-other")], failing=frozenset({"decode"}))
+    at.fleet.instances = {name: replace(each, flips=False) for name, each in at.fleet.instances.items()}
+    at.run(lambda _: 1.0, 600, rng())
+    tried = Counter(each.pool for each in starts(at.fleet.actions))
+    assert 1 <= tried["decode"] <= 3
+    assert tried["decode-other"] >= 1
+    serving = [each for each in at.fleet.instances.values() if each.role is D and each.phase is Phase.READY]
+    assert len(serving) >= at.decisions[-1].needs[D].ahead
+    told = [each for decision in at.decisions for each in decision.conditions]
+    assert any("starts fail: decode is not asked again" in each and "exit status 1" in each for each in told)
+    assert not [each for each in told if "no GPU" in each]
+
+
+def asked_at(at: Drive) -> list[float]:
+    return sorted({at_s for at_s, each in at.fleet.actions if isinstance(each, do.Start) and each.pool == "decode"})
+
+
+def test_the_pause_between_starts_that_fail_doubles_until_one_succeeds() -> None:
+    kinds = pools(flips=False, min=2)
+    at = drive(2, 1, kinds=kinds, failing=frozenset({"decode"}))
+    for _ in range(300):
+        at.now += 5.0
+        at.look()
+    pauses = [after - before for before, after in pairwise(asked_at(at))]
+    rules = at.controller.rules
+    assert pauses == sorted(pauses) and pauses[0] <= rules.unseen_s + 15
+    assert pauses[-1] == pytest.approx(rules.blocked_s, abs=15)
+    at.fleet.failing = frozenset()
+    for _ in range(100):
+        at.now += 5.0
+        at.look()
+    assert at.fleet.of_role(D) == 2
+    at.fleet.failing, before = frozenset({"decode"}), at.now
+    del at.fleet.instances[InstanceId("decode-first-0")]
+    for _ in range(20):
+        at.now += 5.0
+        at.look()
+    again = [each for each in asked_at(at) if each > before]
+    assert again[1] - again[0] <= rules.unseen_s + 15
+
+
+def test_an_instance_that_served_and_failed_is_replaced_at_once() -> None:
+    at = drive(2, 2, kinds=pools(flips=False, min=2))
+    at.look()
+    name = InstanceId("decode-first-0")
+    at.fleet.instances[name] = replace(at.fleet.instances[name], phase=Phase.FAILED)
+    for _ in range(4):
+        at.now += 5.0
+        at.look()
+    assert [each.pool for each in starts(at.fleet.actions)] == ["decode"]
+    assert not at.decisions[-1].conditions
+
+
 def test_gpus_that_others_take_block_nothing() -> None:
     at = drive(2, 2, gpus=20)
     at.run(lambda _: 1.0, 120, rng())
@@ -351,6 +496,192 @@ def test_a_failed_instance_is_stopped() -> None:
     at.fleet.instances[name] = InstanceSeen(id=name, pool="prefill", role=P, phase=Phase.FAILED, flips=True)
     at.run(lambda _: 1.0, 60, rng(2))
     assert name not in at.fleet.instances
+
+
+def pending(at: Drive, name: str = "prefill-p") -> InstanceId:
+    """Add an instance that has waited for a GPU for long."""
+    found = InstanceId(name)
+    at.fleet.instances[found] = InstanceSeen(
+        id=found, pool="prefill", role=P, phase=Phase.PENDING, flips=True, asked_s=at.now - 1000.0
+    )
+    at.fleet.gpus = 0
+    return found
+
+
+@pytest.mark.parametrize(("waited_s", "given_up"), [(100.0, False), (1000.0, True)])
+def test_an_instance_waits_for_a_node_that_the_cluster_adds(waited_s: float, given_up: bool) -> None:
+    """Its role has no other pool. Before, it was cancelled after 90 s, and the node came up empty."""
+    at = drive(1, 4)
+    name = pending(at)
+    at.fleet.instances[name] = replace(at.fleet.instances[name], asked_s=at.now - waited_s)
+    at.run(lambda _: 1.0, 60, rng())
+    assert any(each.instance == name for _, each in at.fleet.actions) is given_up
+
+
+def test_an_instance_whose_end_is_refused_stops_no_other_change() -> None:
+    """On Kubernetes a pool shrinks neither while a revision rolls out nor where a BatonPool decides."""
+    at = drive(1, 2)
+    name = pending(at)
+    at.fleet.refuses = lambda action: "a revision rolls out" if action.instance == name else ""
+    at.feed(Resize(D, 1, "ada"))
+    for _ in range(200):
+        at.now += 5.0
+        at.look()
+    assert at.fleet.of_role(D) == 1
+    asked = [at_s for at_s, each in at.fleet.actions if each.instance == name]
+    assert len(asked) > 1
+    assert min(after - before for before, after in pairwise(asked)) >= at.controller.rules.blocked_s
+
+
+def test_an_end_that_is_refused_is_asked_again_after_minutes() -> None:
+    """A controller without `--on` can end nothing. Before, it asked every 15 s."""
+    at = drive(5, 1, kinds=pools(flips=False))
+    at.fleet.refuses = lambda action: "nothing here can end instances" if isinstance(action, do.Drain) else ""
+    at.feed(Resize(P, 2, "ada"))
+    for _ in range(250):
+        at.now += 5.0
+        at.look()
+    names = {each.instance for _, each in at.fleet.actions if isinstance(each, do.Drain)}
+    assert len(names) == 5
+    for name in names:
+        asked = [at_s for at_s, each in at.fleet.actions if each.instance == name]
+        assert min(after - before for before, after in pairwise(asked)) >= at.controller.rules.blocked_s
+
+
+def test_an_instance_that_a_pool_needs_for_its_min_is_not_ended_while_it_waits() -> None:
+    at = drive(1, 1, kinds=pools(min=2))
+    name = pending(at)
+    at.look()
+    at.now += 5.0
+    at.look()
+    assert not [each for _, each in at.fleet.actions if each.instance == name]
+    assert any("no GPU" in each for each in at.decisions[-1].conditions)
+
+
+def test_an_instance_that_gets_no_gpu_is_no_capacity() -> None:
+    """Its pool keeps it for its `min`. Before, another pool's serving instance was drained in its stead."""
+    kinds = pools(flips=False)
+    other = replace(kinds[0], name="prefill-other", footprint=replace(kinds[0].footprint, gpu="H100"))
+    at = drive(1, 4, kinds=[kinds[0], other, kinds[1]])
+    (serves,) = (name for name, each in at.fleet.instances.items() if each.role is P)
+    at.fleet.instances[serves] = replace(at.fleet.instances[serves], pool="prefill-other")
+    name = pending(at)
+    at.fleet.gpus = None
+    full = at.fleet._full
+    at.fleet._full = lambda each: each.pool == "prefill" or full(each)  # type: ignore[method-assign]
+    at.run(lambda _: 2.0, 900, rng())
+    assert not [each for _, each in at.fleet.actions if each.instance == name]
+    serving = [each for each in at.fleet.instances.values() if each.role is P and each.phase is Phase.READY]
+    needed = at.decisions[-1].needs[P].ahead
+    assert len(serving) >= needed > 1
+
+
+def endless(at: Drive, name: str = "prefill-s") -> InstanceId:
+    """Add an instance that starts for ever: its image cannot be pulled."""
+    found = InstanceId(name)
+    at.fleet.instances[found] = InstanceSeen(
+        id=found, pool="prefill", role=P, phase=Phase.STARTING, flips=True, asked_s=at.now - 3600.0, because="no image"
+    )
+    at.fleet.stuck = frozenset({"prefill"})
+    return found
+
+
+def test_an_instance_that_never_becomes_ready_is_no_capacity() -> None:
+    """Its pool keeps it for its `min`. Before, the role stayed one short for ever."""
+    kinds = pools(flips=False)
+    other = replace(kinds[0], name="prefill-other", footprint=replace(kinds[0].footprint, gpu="H100"))
+    at = drive(1, 4, kinds=[replace(kinds[0], max=1), other, kinds[1]])
+    (serves,) = (name for name, each in at.fleet.instances.items() if each.role is P)
+    at.fleet.instances = {name: replace(each, flips=False) for name, each in at.fleet.instances.items()}
+    at.fleet.instances[serves] = replace(at.fleet.instances[serves], pool="prefill-other")
+    name = endless(at)
+    at.run(lambda _: 2.0, 900, rng())
+    assert not [each for _, each in at.fleet.actions if each.instance == name]
+    serving = [each for each in at.fleet.instances.values() if each.role is P and each.phase is Phase.READY]
+    needed = at.decisions[-1].needs[P].ahead
+    assert len(serving) == at.decisions[-1].needs[P].have >= needed > 1
+    assert any("starts fail: prefill is not asked again" in each for each in at.decisions[-1].conditions)
+
+
+def test_an_instance_that_never_becomes_ready_ends_above_the_pools_min() -> None:
+    at = drive(1, 1)
+    name = endless(at)
+    ready_s = at.controller.startups.horizon_s("prefill")
+    while at.now < 3 * ready_s:
+        at.now += 5.0
+        at.look()
+    ((at_s, drain),) = [(at_s, each) for at_s, each in at.fleet.actions if each.instance == name]
+    assert isinstance(drain, do.Drain) and at_s > ready_s
+    assert drain.because == f"{name} is not ready {3600 + at_s:.0f} s after its start began (no image)"
+    assert any(drain.because in each for decision in at.decisions for each in decision.conditions)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_an_instance_that_restarts_in_place_has_a_start_of_time(known: bool) -> None:
+    """It was asked for long ago. A controller that began while it restarts has not seen it ready."""
+    at = drive(2, 2)
+    at.now = 90_000.0
+    name = InstanceId("prefill-first-0")
+    if known:
+        at.look()
+        at.now += 5.0
+    at.fleet.stuck = frozenset({"prefill"})
+    was = at.fleet.instances[name]
+    at.fleet.instances[name] = replace(was, phase=Phase.STARTING, asked_s=0.0)
+    for _ in range(10):
+        at.look()
+        at.now += 5.0
+    at.fleet.instances[name] = was
+    at.look()
+    assert not at.fleet.actions
+    assert not at.decisions[-1].conditions
+
+
+def test_an_action_without_an_answer_may_be_under_way() -> None:
+    """Before, a drain that was carried out all the same counted as a person's, and froze the role for 30 minutes."""
+    at = drive(6, 6)
+    at.answered = lambda action, refusal: Answered(
+        action, "no answer within 2.5 s" if isinstance(action, do.Drain) else refusal, unsure=True
+    )
+    at.run(lambda _: 1.0, 900, rng())
+    assert [each for _, each in at.fleet.actions if isinstance(each, do.Drain)]
+    assert at.controller.manual.orders(at.now) == {}
+
+
+@pytest.mark.parametrize("event", [Pause(True, "eve"), Resize(D, 6, "eve"), Resize(P, 6, "eve")])
+def test_what_an_operator_says_during_a_simulation_comes_first(event: Pause | Resize) -> None:
+    at, _, _ = asking()
+    at.feed(event)
+    at.feed(Checked(1, True, "it would do"))
+    assert not at.fleet.actions
+
+
+@pytest.mark.parametrize("lost", ["metrics", "lock"])
+def test_a_verdict_is_void_if_the_controller_would_not_act_now(lost: str) -> None:
+    at, _, _ = asking()
+    if lost == "lock":
+        at.leads = False
+    else:
+        at.fleet.hears = False
+    for _ in range(5):
+        at.now += 5.0
+        at.look()
+    at.feed(Checked(1, True, "it would do"))
+    assert not at.fleet.actions
+
+
+def test_a_start_without_an_answer_is_tried_again_soon() -> None:
+    """An agent that does not answer holds the operator's lock for longer than an action may take."""
+    at = drive(1, 1, kinds=pools(min=2))
+    unsure = {"prefill": True, "decode": False}
+    at.fleet.refuses = lambda action: "no answer" if isinstance(action, do.Start) else ""
+    at.answered = lambda action, refusal: Answered(action, refusal, unsure=unsure[getattr(action, "pool", "decode")])
+    for _ in range(70):
+        at.now += 5.0
+        at.look()
+    tried = Counter(each.pool for each in starts(at.fleet.actions))
+    assert tried["prefill"] > 5
+    assert tried["decode"] == 2
 
 
 def test_a_pool_below_its_min_is_filled_without_any_traffic() -> None:

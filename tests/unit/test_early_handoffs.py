@@ -147,3 +147,9 @@ def test_a_hold_that_is_told_late_is_given_back_when_the_leg_is_scheduled_not_wh
     given_back = [slot_in(each.kv_transfer_params) for each in handoffs.take_given_back()]
     assert given_back == ([] if ends else [slot])
     assert not handoffs.keeps("leg") and handoffs.take_given_back() == []
+
+
+def test_notices_that_cannot_be_read_are_counted(handoffs: EarlyHandoffs, channel: NoticeChannel) -> None:
+    channel.comes = [(OTHER, b"nonsense"), (OTHER, encode(Ready(MINE, _hold(OTHER), 5)))]
+    assert handoffs.hear() == []
+    assert handoffs.counts["early notices ignored"] == 2, "one that is no notice, and one that no leg waits for"

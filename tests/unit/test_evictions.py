@@ -85,10 +85,23 @@ def test_a_block_counts_when_its_last_tier_drops_it() -> None:
     assert (found.tokens, found.clears) == (48, 0), "each block counts once"
 
 
+def test_a_block_that_no_tier_has_had_is_not_counted() -> None:
+    """vLLM offloads prompts alone. Were the blocks of answers counted, routers would forget prompts in their place."""
+    found = Evictions(tiered=True)
+    found.hear(batch(moved("BlockStored", "GPU", 1, 2, 3), moved("BlockStored", "CPU", 1)))
+    found.hear(batch(moved("BlockRemoved", "GPU", 1, 2, 3)))
+    assert (found.tokens, found.kept) == (0, {"host": 16, "disk": 0})
+    found.hear(batch(moved("BlockStored", "GPU", 1, 2), moved("BlockRemoved", "CPU", 1)))
+    assert found.tokens == 0, "the KV cache has it again"
+    found.hear(batch(moved("BlockRemoved", "GPU", 1, 2)))
+    assert found.tokens == 16, "the first was a prompt's"
+
+
 def test_the_number_of_remembered_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.vllm.evictions.BLOCKS_MAX", 2)
     found = Evictions(tiered=True)
-    found.hear(batch(moved("BlockStored", "GPU", 1, 2, 3)))
+    found.hear(batch(moved("BlockStored", "GPU", 1, 2), moved("BlockStored", "CPU", 1, 2)))
+    found.hear(batch(moved("BlockStored", "GPU", 3)))
     assert found.tokens == 16
     found.restart()
     found.hear(batch(moved("BlockRemoved", "GPU", 2)))

@@ -107,8 +107,15 @@ def test_single_token_is_prefill_work() -> None:
 
 
 def test_every_limit_that_an_engine_may_read_has_to_fit() -> None:
-    assert has_room({"max_tokens": 9}, 90, 99)
-    assert not has_room({"max_tokens": 10}, 90, 99)
-    assert not has_room({"max_tokens": 10, "max_completion_tokens": 2}, 90, 99)
-    assert not has_room({"min_tokens": 10}, 90, 99)
-    assert has_room({}, None, None)
+    assert has_room({"max_tokens": 99}, 90, 99), "vLLM lowers what does not fit beside the prompt"
+    assert not has_room({"max_tokens": 100}, 90, 99)
+    assert not has_room({"max_tokens": 100, "max_completion_tokens": 2}, 90, 99)
+    assert not has_room({"max_tokens": 9}, 99, 99)
+    assert not has_room({"max_tokens": 9}, 90, None) and not has_room({"max_tokens": 9}, None, 99)
+    assert has_room({"min_tokens": 1}, None, None) and has_room({}, None, None)
+
+
+def test_no_seed_beside_a_least_length() -> None:
+    """An engine may lower the limit below it by itself, and refuses the request then."""
+    assert not has_room({"min_tokens": 2}, 90, 99)
+    assert not has_room({"min_tokens": 2, "max_tokens": 9}, 90, 99)

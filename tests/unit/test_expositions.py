@@ -47,13 +47,15 @@ def test_one_text_is_itself() -> None:
     assert samples(merged([text])) == samples(text)
 
 
-def test_failed_pairs_have_a_series_and_others_have_none() -> None:
+def test_every_pair_that_was_tried_has_a_series_from_its_first_failure_on() -> None:
+    """`increase` of a series that is born at 5 is 0."""
     meters = RouterMetrics()
     meters.pulled(InstanceId("p"), InstanceId("d"), None)
     meters.pulled(InstanceId("p"), InstanceId("d2"), "no route")
     found = samples(meters.text(FleetView(), 0))
     assert found["baton_pair_failures_total,decode=d2,prefill=p"] == 1
-    assert "baton_pair_failures_total,decode=d,prefill=p" not in found
+    assert found["baton_pair_failures_total,decode=d,prefill=p"] == 0
+    assert (found["baton_releases_total,ok=true"], found["baton_releases_total,ok=false"]) == (0, 0)
     assert (found["baton_handoffs_total,result=ok"], found["baton_handoffs_total,result=failed"]) == (1, 1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,12 @@ from support.k8s_objects import desired, settled
 from baton.k8s_scaling import Controllers, _mark, _plan, _Running
 from cluster.errors import UsageError
 from k8s.operator import scaling
-from k8s.operator.scaling import ClusterSeen, ControllerWanted, RegistryPlace, ScalingBoard
+from k8s.operator.scaling import ClusterSeen, ControllerWanted, OperatorWorld, RegistryPlace, ScalingBoard
 from k8s.operator.secrets import Access
 from k8s.plan import Desired, ObservedCluster, deciding, look
+from kvtransfer.ticket import SigningKey
+
+KEY = SigningKey("k1", b"s" * 32)
 
 
 def seen(observed: ObservedCluster, of: Desired | None = None) -> ClusterSeen:
@@ -91,7 +95,7 @@ class Sized:
 
 def no_clusters() -> Controllers:
     """Controllers of an operator that sees no cluster."""
-    operator = SimpleNamespace(clusters=dict, seen=lambda *_: None, may_act=lambda: True)
+    operator = SimpleNamespace(clusters=frozenset, seen=lambda *_: None, may_act=lambda: True)
     return Controllers(operator, ScalingBoard(), None, lambda: 0.0)  # type: ignore[arg-type]
 
 
@@ -136,6 +140,70 @@ async def test_a_full_disk_ends_no_controller_and_is_told() -> None:
     controllers._begun = full  # type: ignore[method-assign, assignment]
     await controllers._keep(("ns", "chat"), seen(settled(of), of), of.resource.spec)
     assert controllers._board.of("ns", "chat").advice == "[Errno 28] No space left on device"
+
+
+async def test_a_cluster_that_cannot_be_read_ends_no_controller_of_another(caplog: pytest.LogCaptureFixture) -> None:
+    """Before, one such resource ended the operator, and then each standby."""
+    there = dataclasses.replace(seen(settled(desired())), access=Access(fleet=(KEY,)))
+
+    def one(_namespace: str, name: str) -> ClusterSeen:
+        if name == "broken":
+            raise KeyError("metadata")
+        return there
+
+    keys = frozenset({("ns", "broken"), ("ns", "chat")})
+    operator = SimpleNamespace(clusters=lambda: keys, seen=one, may_act=lambda: True)
+    controllers = Controllers(operator, ScalingBoard(), None, lambda: 0.0)  # type: ignore[arg-type]
+    kept = []
+
+    async def keep(key: tuple[str, str], *_: object) -> None:
+        kept.append(key)
+
+    controllers._keep = keep  # type: ignore[method-assign, assignment]
+    for _ in range(2):
+        await controllers.look()
+    assert kept == [("ns", "chat")] * 2
+    assert controllers._board.of("ns", "broken").advice == "KeyError: 'metadata'"
+    assert caplog.text.count("ns/broken is not sized: a fault of the operator's") == 1, "once, not every two seconds"
+
+
+def test_sizes_that_cannot_be_computed_switch_one_model_off() -> None:
+    file = {
+        "hardware": {"L4": {"memory_gib": 1e308}},
+        "models": [{"name": "meta-llama/Llama-3.1-8B", "pools": {"decode": {"min": 1, "max": 4, "gpu": "L4"}}}],
+    }
+    of = desired(file)
+    assert of.resource.spec is not None
+    plan = _plan(seen(settled(of), of), of.resource.spec)
+    assert plan.pools == {}
+    assert "OverflowError" in plan.off["meta-llama/Llama-3.1-8B"]
+
+
+def test_the_operators_own_replacements_freeze_no_size() -> None:
+    """Before, each instance that a rollout or an eviction replaced counted as a person's: no sizing for 30 minutes."""
+    of = desired({"models": [{"name": "m", "pools": {"decode": {"min": 1, "max": 4}}}]})
+    assert of.resource.spec is not None
+    plan = _plan(seen(settled(of), of), of.resource.spec)
+    assert plan.rules.manual_s == 0
+    assert not plan.made.by_hand, "a replay of the log follows the same rule"
+
+
+@pytest.mark.parametrize("why", ["Unschedulable", "SchedulingGated"])
+async def test_a_pod_that_comes_again_waits_since_then(why: str) -> None:
+    """`kubectl delete pod` on an old instance: its age was its Deployment's, so the pool shrank at once."""
+    there = settled(desired())
+    for each in there.objects:
+        each["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    (pod,) = (each for each in there.pods if each["metadata"]["name"].startswith("chat-decode-0"))
+    since = datetime.now(UTC) - timedelta(minutes=1)
+    pod["spec"], pod["status"] = {}, {"conditions": [{"type": "PodScheduled", "status": "False", "reason": why}]}
+    pod["metadata"]["creationTimestamp"] = since.strftime("%Y-%m-%dT%H:%M:%SZ")
+    operator = SimpleNamespace(seen=lambda *_: seen(there))
+    found = await OperatorWorld(operator, "llm", "chat", ControllerWanted()).look()  # type: ignore[arg-type]
+    ages = {
+        str(each.instance): None if each.asked_s is None else found.now_s - each.asked_s for each in found.instances
+    }
+    assert ages["chat-decode-0"] == pytest.approx(60.0, abs=5.0)
 
 
 def test_each_cluster_of_all_namespaces_has_files_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

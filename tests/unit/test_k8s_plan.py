@@ -32,6 +32,8 @@ from k8s.crd.names import (
     LABEL_MANAGED,
     LABEL_PARKED,
     LABEL_REVISION,
+    LABEL_ROLE,
+    LABEL_USERS,
 )
 from k8s.plan import (
     Apply,
@@ -42,6 +44,7 @@ from k8s.plan import (
     ObservedCluster,
     Park,
     PlanLimits,
+    RenewUsers,
     Resume,
     Unpark,
     limits_of,
@@ -50,7 +53,7 @@ from k8s.plan import (
     pool_status,
     status,
 )
-from k8s.plan.children import file_text
+from k8s.plan.children import children, file_text
 from k8s.plan.merge import contains, patched, view
 from k8s.plan.observe import instances
 
@@ -60,6 +63,14 @@ def no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and passwords are the same each time, so that objects can be compared."""
     monkeypatch.setattr(secrets, "token_bytes", lambda count: bytes(range(count)))
     monkeypatch.setattr(secrets, "token_urlsafe", lambda count: "p" * count)
+
+
+def test_a_role_that_somebody_misspelt_in_a_label_ends_no_plan() -> None:
+    there = settled(desired())
+    for each in there.objects:
+        if each["metadata"]["name"] == "chat-prefill-0" and each["kind"] == "Deployment":
+            each["metadata"]["labels"][LABEL_ROLE] = "prefil"
+    assert "chat-prefill-0" in {each.name for each in look(desired(), there).instances}
 
 
 def test_the_children_of_a_small_cluster() -> None:
@@ -869,3 +880,45 @@ def test_without_a_router_nothing_is_available() -> None:
     assert told(reported("chat-router", **WHOLE))["Available"]["status"] == "True"
     fact = told(reported("chat-router", replicas=2, updatedReplicas=2))["Available"]
     assert (fact["status"], fact["reason"], fact["message"]) == ("False", "NoRouter", "chat-router: no router serves")
+
+
+@pytest.mark.parametrize("operator_in", ["", "its own", "baton-system"])
+def test_only_the_operators_own_namespace_passes_the_network_policies(operator_in: str) -> None:
+    """Any namespace's pods may carry the operator's label."""
+    wanted = desired()
+    its_own = wanted.resource.namespace if operator_in == "its own" else operator_in
+    made = children(wanted.resource, IMAGES, {}, operator_in=its_own)
+    policies = [each for each in made if each["kind"] == "NetworkPolicy"]
+    peers = [peer for each in policies for rule in each["spec"]["ingress"] for peer in rule.get("from", ())]
+    mine = [each for each in peers if "baton-operator" in str(each)]
+    elsewhere = {"matchLabels": {"kubernetes.io/metadata.name": "baton-system"}}
+    assert len(mine) == 3
+    assert all(each.get("namespaceSelector") == (elsewhere if operator_in == "baton-system" else None) for each in mine)
+
+
+def test_the_registrys_users_are_written_again_when_their_rights_change_and_keep_their_passwords() -> None:
+    """A newer version's programs need keys and channels that the list of an older one does not give them."""
+    objects = settled(desired()).objects
+    (secret,) = [each for each in objects if each["metadata"]["name"] == "chat-internal"]
+    old = copy.deepcopy(secret)
+    old["metadata"]["labels"].pop(LABEL_USERS)
+    old["data"]["users.acl"] = "b2xk"
+    before = tuple(old if each is secret else each for each in objects)
+    todo = plan(desired(), ObservedCluster(objects=before), PlanLimits(), 2000.0)
+    assert [each.name for each in todo if isinstance(each, RenewUsers)] == ["chat-internal"]
+    after = applied(todo, before)
+    (made,) = [each for each in after if each["metadata"]["name"] == "chat-internal"]
+    assert made["data"] == secret["data"], "passwords, the operator's key and the list"
+    again = plan(desired(), ObservedCluster(objects=after), PlanLimits(), 2000.0)
+    assert not [each for each in again if isinstance(each, RenewUsers)]
+
+
+def test_another_name_in_the_registry_starts_the_registry_again_with_its_users() -> None:
+    """The list allows one cluster's keys: programs of another name would be refused."""
+    spec = {**SMALL, "registry": {"cluster": "other"}}
+    before, after = (
+        next(each for each in children(desired(of).resource, IMAGES, {}) if each["metadata"]["name"] == "chat-registry")
+        for of in (SMALL, spec)
+    )
+    marks = {each["spec"]["template"]["metadata"]["labels"][LABEL_USERS] for each in (before, after)}
+    assert len(marks) == 2

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from k8s.operator import watch
 from k8s.operator.client import ApiClient, ApiFailed
 from k8s.operator.watch import WatchCache
 
@@ -121,3 +122,34 @@ async def test_after_a_restore_only_the_list_counts() -> None:
     await server.tells("MODIFIED", thing(7, mark="again"))
     assert cache.objects["", "decode-0"] == thing(7, mark="again")
     running.cancel()
+
+
+@pytest.mark.parametrize("ends", ["at once", "too old"])
+async def test_watches_that_end_at_once_are_not_repeated_without_a_pause(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hasty(Server):
+        watches = 0
+
+        async def watch(self, *_: str) -> AsyncIterator[Json]:
+            self.watches += 1
+            if ends == "too old":
+                raise ApiFailed(410, "Expired", "too old resource version")
+            for nothing in ():
+                yield nothing
+
+    pauses: list[float] = []
+    enough = asyncio.Event()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            enough.set()
+            await asyncio.Event().wait()
+
+    server = Hasty(thing(5))
+    monkeypatch.setattr(watch.asyncio, "sleep", pause)
+    _, running = await kept(server, [])
+    await enough.wait()
+    running.cancel()
+    assert server.watches == 3 and min(pauses) > watch.WAIT_S[0] / 2

@@ -112,3 +112,12 @@ def test_simulate_and_plan_take_the_same_lengths(tmp_path: Path) -> None:
 def test_a_dry_run_reports_bad_rows_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["load", "--input-tokens", f"like:{trace(tmp_path, BAD)}", "--dry-run"]) == 0
     assert "1 bad row was left out" in capsys.readouterr().err
+
+
+def test_a_given_seed_goes_before_a_workload_files_own(tmp_path: Path) -> None:
+    file = tmp_path / "w.yaml"
+    file.write_text("duration_s: 60\nseed: 7\nparts: {chat: {rate: 1, input_tokens: 100, output_tokens: 10}}\n")
+    own, given_ = workload(file, 0), workload(file, 8)
+    assert own == workload(file, 7) and own != given_
+    file.write_text(file.read_text().replace("seed: 7\n", ""))
+    assert workload(file, 8) == given_

@@ -25,7 +25,6 @@ from loadgen.measure import (
     arrivals,
     decode_row,
     expected_s,
-    kv_tokens,
     less,
     points,
     prefill_row,
@@ -111,6 +110,9 @@ def test_answers_that_tell_nothing_are_rejected_with_the_reason() -> None:
     whole = records(Streams(batch=2, context=100, steps=40))
     whole[1].completion_tokens = 50
     assert decode_row(whole) == Rejected("events carry more than one token each")
+    empty = records(Streams(batch=2, context=100, steps=40))
+    empty[1].completion_tokens, empty[1].token_s, empty[1].chunks = 0, (), 0
+    assert decode_row(empty) == Rejected("an answer ended without a token")
     whole[0].error, whole[0].detail = "http_400", "too long"
     assert decode_row(whole) == Rejected("http_400: too long")
     assert prefill_row(whole) == Rejected("http_400: too long")
@@ -170,13 +172,6 @@ def test_prompts_are_new_and_streams_repeat() -> None:
     first, second = arrivals(Streams(batch=2, context=100, steps=10))
     assert first == Arrival(0.0, 100, 11, prefix=(0,), block_tokens=100)
     assert second.prefix == (1,)
-
-
-def test_capacity_is_what_the_engine_says() -> None:
-    line = 'vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="0",num_gpu_blocks="4096",x="y"} 1.0\n'
-    assert kv_tokens("# HELP x\n" + line) == 128 * 4096
-    assert kv_tokens('vllm:cache_config_info{block_size="128"} 1.0') is None
-    assert kv_tokens("") is None
 
 
 def test_expectation_grows_with_what_was_measured() -> None:

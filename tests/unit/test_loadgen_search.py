@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from loadgen.search import (
+    ALONE_LEAST,
     LATE_TRIES,
     WINDOW,
     Aim,
@@ -25,9 +26,9 @@ from loadgen.search import (
     TrialDone,
     TrialTick,
     Try,
-    alone,
     held_at,
     interval,
+    misses_alone,
 )
 
 SHARE = 0.95
@@ -184,17 +185,22 @@ def test_the_highest_rate_allowed_and_no_rate_at_all() -> None:
 @pytest.mark.parametrize(("apart", "trials"), [(True, 2), (False, 11)])
 def test_a_server_that_misses_with_one_request_at_a_time_is_not_asked_at_lower_rates(apart: bool, trials: int) -> None:
     """Down to the lowest rate of all a search would take hours, also of a server that refuses all connections."""
-    found = searched(Search(Aim(attainment=SHARE)), lambda trial: replace(made(trial, False), alone=apart))
+    found = searched(Search(Aim(attainment=SHARE)), lambda trial: replace(made(trial, False), misses_alone=apart))
     assert (found.limit, found.trials) == (Limit.NEVER, trials)
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=12))
-def test_a_span_is_alone_if_no_other_overlaps_it(found: list[tuple[int, int]]) -> None:
-    spans = [(float(begin), float(begin + lasts)) for begin, lasts in found]
-    assert alone(spans) == [
-        not any(one[0] < other[1] and other[0] < one[1] for there, other in enumerate(spans) if there != here)
-        for here, one in enumerate(spans)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 4), st.booleans()), max_size=20), st.sampled_from([0.3, 0.9])
+)
+def test_a_request_is_alone_if_no_other_overlaps_it(found: list[tuple[int, int, bool]], share: float) -> None:
+    ended = [(float(sent), float(sent + lasts), missed) for sent, lasts, missed in found]
+    lone = [
+        one[2]
+        for here, one in enumerate(ended)
+        if not any(one[0] < other[1] and other[0] < one[1] for there, other in enumerate(ended) if there != here)
     ]
+    enough = len(lone) >= ALONE_LEAST
+    assert misses_alone(ended, share) == (enough and sum(lone) > len(lone) * max(0.5, 1 - share))
 
 
 @pytest.mark.parametrize("ends_at", [1, 3])
@@ -279,3 +285,25 @@ def test_what_surely_holds_lies_below_everything_that_failed() -> None:
     assert held_at([]) is None
     assert held_at([one(5, True), one(9, True), one(7, False)]) == 5
     assert held_at([one(5, True), one(4, False, late="yes")]) == 5
+
+
+@pytest.mark.parametrize(("top", "late_above"), [(100.0, math.inf), (math.inf, 100.0)])
+def test_no_rate_is_told_that_only_a_pilot_has_shown(top: float, late_above: float) -> None:
+    """A server that takes fifty requests at any rate, and attains at 60 a second in the long run."""
+
+    def answer(trial: RunTrial) -> Try:
+        if trial.rate > late_above:
+            return made(trial, False, late="the sender")
+        return made(trial, trial.rate <= (60.0 if trial.repeat else math.inf))
+
+    found = searched(Search(Aim(attainment=SHARE, first_rate=5, top_rate=top)), answer)
+    assert found.limit is Limit.SERVER
+    assert found.rate == pytest.approx(60.0, rel=0.05)
+    assert found.at_least is not None and found.at_least <= 60.0
+
+
+def test_a_server_that_attains_at_the_highest_rate_is_told_by_a_whole_load() -> None:
+    search = Search(Aim(attainment=SHARE, first_rate=5, top_rate=100))
+    found = searched(search, lambda trial: made(trial, True))
+    assert (found.limit, found.at_least) == (Limit.TOP, 100)
+    assert search.tries[-1].repeat == 1 and found.requests == 3000

@@ -303,3 +303,12 @@ def test_real_servegen() -> None:
     hour = list(window(servegen.arrivals(pool, np.random.default_rng(5), from_s=64800.0), 0.0, 1800.0))
     meant = sum(w.rate * 600 for client in pool.clients for w in client.schedule if 64800 <= w.start_s < 66600)
     assert len(hour) == pytest.approx(meant, rel=0.1)
+
+
+def test_one_stamp_of_a_wrong_year_makes_no_later_row_bad() -> None:
+    stamps = [1, 2, 3, 10_000_000, 4, 5, 2, 6, 20_000_000]
+    lines = [M % (1000 * at, 5, 5, "[1]") for at in stamps]
+    found = list(FORMATS["mooncake"](lines, np.random.default_rng(1), 0.0))
+    bad = [(row.line, row.what) for row in found if isinstance(row, BadRow)]
+    assert bad == [(4, "not sorted: 1e+07 s later than line 5"), (7, "not sorted: 3 s earlier than line 6")]
+    assert [row.at_s for row in found if isinstance(row, Arrival)] == [0, 1, 2, 3, 4, 5, 19_999_999]

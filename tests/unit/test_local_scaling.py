@@ -32,7 +32,7 @@ def on_ray(engine: str, vllm_args: list[str]) -> dict[str, int]:
     """GPUs that each pool's instances ask of Ray."""
     spec, unused = parse(FILE, "f").usable(), cast("Any", None)
     actuator = ray_actuator("ray", "c", spec, templates(spec, vllm_args, engine), unused, unused, unused)
-    actuator.connection._thread.shutdown()
+    actuator.connection.close()
     return {name: kind.gpus for name, kind in actuator._pools.items()}
 
 
@@ -66,3 +66,10 @@ def test_a_mock_counts_as_many_gpus_as_it_imitates(monkeypatch: pytest.MonkeyPat
     found = kinds(monkeypatch, "mock", [])
     assert (found["prefill"].gpus, found["decode"].gpus, found["decode"].takes) == (1, 4, False)
     assert on_ray("mock", []) == {"prefill": 1, "decode": 4}
+
+
+def test_a_pool_of_data_parallel_engines_says_how_many_ranks_they_have() -> None:
+    spec = parse(FILE.replace("{tp: 4}", "{tp: 2, dp: 2}"), "f").usable()
+    for engine in ("vllm", "mock"):
+        (pools,) = plan_of(spec, engine, None, []).pools.values()
+        assert [(each.ranks, each.footprint.gpus) for each in pools] == [(1, 1), (2, 4)]

@@ -16,6 +16,7 @@ import yaml
 from cluster.ids import InstanceId
 from engine.agent.meetings import HandoffReport, PullState, exposition
 from k8s.operator.hands import OperatorCounters
+from router.core.events import BROKEN
 from router.core.journey import OUTCOMES
 from router.core.slo import COUNTED
 from router.telemetry.metrics import RouterMetrics
@@ -112,7 +113,7 @@ def test_values_of_labels_exist() -> None:
     text = "\n".join(expressions())
     outcomes = {each for found in re.findall(r'outcome=~?"([^"]+)"', text) for each in found.split("|")}
     assert outcomes
-    assert outcomes <= set(OUTCOMES)
+    assert outcomes <= {*OUTCOMES, BROKEN}
     results = {each for found in re.findall(r'baton_slo_\w+\{result=~?"([^"]+)"', text) for each in found.split("|")}
     assert results == set(COUNTED)
 

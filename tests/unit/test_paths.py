@@ -46,6 +46,7 @@ def test_the_split_paths_are_those_that_are_handed_over() -> None:
             (path, "POST", 404)
             for path in ("", "/", "/v1/", "/v1//x", "/v1/../x", "/v1/x/..", "/v1/./x", "/v1/%2e", "/v1/é")
         ),
+        *((path, "POST", 404) for path in ("/v1/chat/completions", "/v1/completions", "/v1/chat%2Fcompletions")),
         *((path, "POST", 404) for path in ("/v1/a b", "/v1/a\\b", "/v1/a\n", "/v1/a?b", "/v1/a#b", "v1/a")),
     ],
 )

@@ -107,6 +107,15 @@ def test_no_fleet_beyond_the_limits_or_below_the_floors_is_tried() -> None:
     assert all(few + 2 * many <= 9 and few + many >= 3 for few, many in tried)
 
 
+@pytest.mark.parametrize("kinds", [3, 4])
+def test_a_space_of_more_fleets_than_a_grid_has_ends_the_search(kinds: int) -> None:
+    """Only large fleets may hold. What a grid cannot reach stays open, and the search says so."""
+    space = drawn((1.0,) * kinds, 160.0, 64, "many")
+    found = run([space], lambda trial: TrialVerdict(holds=sum(trial.counts) >= 170, spent=1), effort=200)
+    assert (found.best is not None) == (kinds == 3)
+    assert not found.proven
+
+
 def test_neighbours_are_cheaper_ones_first_then_one_more() -> None:
     space = Space(name="x", prices=(1.0, 3.0), least=(1, 1), most=(5, 5))
     near = [each.counts for each in neighbours(Trial(space, (2, 2)))]

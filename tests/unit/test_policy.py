@@ -96,6 +96,24 @@ def test_a_decode_instance_that_went_down_has_met_no_engine() -> None:
     assert not view.pair_warm("engine", InstanceId("d"))
 
 
+@pytest.mark.parametrize(("epoch", "held"), [(0, 0), (7, 3)])
+def test_an_engine_given_by_url_has_an_empty_cache_once_it_was_down(epoch: int, held: int) -> None:
+    """Its lives have no numbers, and its restart left the prefixes of the engine before."""
+    view = FleetView()
+    view.index()
+    view.add(Instance(id=InstanceId("d"), role=Role.DECODE, url="http://d", epoch=epoch))
+    view.seen(InstanceId("d"), None, None)
+    prefixes, d = view.all().prefixes, InstanceId("d")
+    assert prefixes is not None
+    prefixes.join(view.get(d).row, 10_000, view.get(d).life)
+    prefixes.sent(view.get(d).row, (1, 2, 3), 0.0)
+    view.probe_failed(d)
+    assert prefixes.match((1, 2, 3)).chunks_of(view.get(d).row) == 3, "one failed probe says nothing"
+    view.unreachable(d)
+    view.seen(d, None, None)
+    assert prefixes.match((1, 2, 3)).chunks_of(view.get(d).row) == held
+
+
 def test_the_engines_that_a_decode_instance_has_met_are_bounded() -> None:
     """Prefill engines have a new name at every start: what is kept of the old ones must not grow for ever."""
     view = FleetView()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cluster.errors import ApiError
+from router.core.unread import Sort, Unread
 from router.core.values import Wanted
 from router.predict.answer_lengths import Predictor
 from router.predict.chunks import CHUNK_BYTES
@@ -43,6 +46,21 @@ def test_the_next_turn_begins_with_the_same_names() -> None:
     two = here.take(WANTED, CHAT, chat(TEXT, "Indeed.", TEXT), scope="acme").wanted.prefix
     assert len(two) > len(one)
     assert two[: len(one)] == one
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["parsed", "large"])
+def test_a_prompt_with_a_picture_begins_at_no_other_instance(large: bool) -> None:
+    """A source's hold ends before the first picture, so its size does not say what the source has of the prompt."""
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBO" * (50_000 if large else 9)}}
+    text = {"type": "text", "text": TEXT}
+    asked = replace(WANTED, one_prompt=True)
+    for content, shares in ([text], True), ([picture, text], False), ([text, picture], False):
+        messages: Any = [{"role": "user", "content": content}]
+        if large:
+            messages = Unread(memoryview(json.dumps(messages).encode()), Sort.LIST, 100)
+        body = {"messages": messages}
+        assert predictor().take(asked, CHAT, body, scope="acme").wanted.one_prompt == shares
+        assert not predictor().take(WANTED, CHAT, body, scope="acme").wanted.one_prompt
 
 
 @pytest.mark.parametrize(

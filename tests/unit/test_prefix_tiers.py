@@ -59,6 +59,29 @@ def test_chunks_are_forgotten_when_the_last_tier_has_dropped_them() -> None:
     assert (holds(found, A), holds(found, B)) == (0, 10)
 
 
+def test_answers_leave_with_the_kv_cache() -> None:
+    """Tiers get prompts alone: what they drop are prompts, and the oldest prompt stays however much was answered."""
+    found = index((1000.0 * EACH, 1.0))
+    found.sent(0, A, 0.0)
+    for now in range(20):
+        found.wrote(0, 5 * EACH, 1.0 + now)
+    assert len(found) == 20, "the prompt, and the answers that the KV cache has room for"
+    assert holds(found, A) == 10
+    found.removed(0, 4 * EACH)
+    assert holds(found, A) == 6
+
+
+def test_the_end_of_a_prompt_goes_to_the_tiers() -> None:
+    found = index((1000.0 * EACH, 1.0))
+    for number in range(10):
+        sent = found.sent(0, [number], float(number))
+        assert sent is not None
+        found.answered(sent, float(number), prompt_tokens=5 * EACH, text_bytes=5 * 1024)
+    assert len(found) == 50
+    found.removed(0, 10 * EACH)
+    assert [holds(found, [number]) for number in range(10)] == [0, 0, *[1] * 8]
+
+
 def test_each_of_three_tiers_has_its_worth() -> None:
     found = index((20.0 * EACH, 0.8), (1e9, 0.5))
     for now, chunks in enumerate((A, B, C)):
@@ -74,6 +97,22 @@ def test_a_tier_that_saves_nothing_is_no_match() -> None:
     for now, chunks in enumerate((A, B)):
         found.sent(0, chunks, now)
     assert holds(found, A) == 0 and found.match(A).chunks_of(0) == 0
+
+
+def test_a_prompt_of_one_chunk_in_a_tier_is_a_match() -> None:
+    found = index((1000.0 * EACH, 0.9), cache=1)
+    found.sent(0, A[:1], 0.0)
+    found.sent(0, B[:1], 1.0)
+    assert (holds(found, A[:1]), holds(found, B[:1])) == (1, 1)
+
+
+def test_what_a_tier_had_says_nothing_of_the_kv_cache() -> None:
+    found = index((1e9, 0.3))
+    for now in range(60):
+        sent = found.sent(0, [1000 + now], float(now))
+        assert sent is not None
+        found.answered(sent, float(now), prompt_tokens=40 * EACH, text_bytes=1024 * 40, cached_tokens=39 * EACH)
+    assert found._held[0].capacity_tokens == 10 * EACH
 
 
 def test_tiers_are_forgotten_with_their_instance() -> None:
@@ -97,7 +136,10 @@ def test_tiers_are_consistent_whatever_comes() -> None:
         chunks = list(range(100 * start, 100 * start + chance.randrange(1, 14)))
         what = chance.randrange(6)
         if what < 3:
-            found.sent(row, chunks, float(now))
+            sent = found.sent(row, chunks, float(now), chance.choice((0.0, 150.0, 256.0, 900.0)))
+            if sent is not None and what == 2:
+                size = len(chunks) * chance.choice((150, 256, 900))
+                found.answered(sent, float(now), prompt_tokens=size, text_bytes=1024 * len(chunks))
         elif what == 3:
             found.used(row, chunks, float(now))
         elif what == 4:
@@ -106,8 +148,11 @@ def test_tiers_are_consistent_whatever_comes() -> None:
             found.removed(row, chance.randrange(4 * EACH))
         for number, held in found._held.items():
             assert len(held.upper) == number
+            assert held.sizes.keys() == held.entries.keys() and held.tokens == pytest.approx(sum(held.sizes.values()))
             for tier, room in zip(held.upper, (8, 16), strict=False):
-                assert tier.names.keys() <= held.entries.keys() and len(tier.names) <= room
+                assert tier.names.keys() <= held.entries.keys() and tier.held <= room * EACH + 1e-6
+                assert tier.names == {name: held.sizes[name] for name in tier.names}
+                assert tier.held == pytest.approx(sum(tier.names.values()), abs=1e-6)
         assert len(found) <= 300
         match = found.match(chunks)
         assert all(0 <= match.chunks_of(each) <= len(chunks) for each in range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from router.predict.chunks import CHUNK_BYTES
 from router.predict.prefix_cache import PrefixCacheIndex, rows_of
@@ -270,3 +271,45 @@ def test_rows_of_gives_the_places_of_set_bits() -> None:
     for rows in ([0], [70], [3, 5], [0, 64, 200], list(range(0, 300, 7))):
         bits = sum(1 << row for row in rows)
         assert sorted(np.atleast_1d(rows_of(bits)).tolist()) == rows
+
+
+class Engine:
+    """An engine's KV cache: prompts whose chunks have different numbers of tokens, evicted by last use."""
+
+    def __init__(self, tokens: int) -> None:
+        self.room = float(tokens)
+        self.prompts: list[tuple[list[int], int]] = []
+
+    def computes(self, names: list[int], each: int) -> int:
+        """Compute a prompt that it has not had; return the tokens that are evicted for it."""
+        self.prompts.append((names, each))
+        self.room -= len(names) * each
+        gone = 0
+        while self.room < 0:
+            names, each = self.prompts.pop(0)
+            self.room += len(names) * each
+            gone += len(names) * each
+        return gone
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["tokens told", "tokens unknown"])
+@pytest.mark.parametrize(
+    "prompts", [[(6, 301)], [(4, 160)], [(2, 250)] * 4 + [(50, 353)]], ids=["code", "dense", "mix"]
+)
+def test_kv_events_forget_what_is_gone_whatever_a_chunk_weighs(prompts: list[tuple[int, int]], told: bool) -> None:
+    """Evictions are in tokens. If each entry counted as the mean, a little more would be forgotten than is added with
+    each prompt, until the index knew only what came since the last heartbeat.
+    """
+    index, engine = index_of(400), Engine(400 * TOKENS)
+    for now in range(1000):
+        count, each = prompts[now % len(prompts)]
+        names = list(range(100 * now, 100 * now + count))
+        gone = engine.computes(names, each)
+        sent = index.sent(0, names, float(now), float(each) if told else 0.0)
+        assert sent is not None
+        size = {"prompt_tokens": count * each, "text_bytes": count * CHUNK_BYTES}
+        index.answered(sent, float(now), **size)
+        index.removed(0, gone)
+    there = sum(index.match(names).chunks_of(0) == len(names) for names, _ in engine.prompts)
+    assert there >= 0.9 * len(engine.prompts) - 1
+    assert len(held(index, 0)) <= 1.1 * sum(len(names) for names, _ in engine.prompts)

@@ -84,16 +84,28 @@ def test_each_rank_has_its_load() -> None:
         label = f'engine="{rank}",model_name="m"'
         return (
             f"vllm:num_requests_running{{{label}}} {running}.0\nvllm:kv_cache_usage_perc{{{label}}} {usage}\n"
-            f'vllm:cache_config_info{{block_size="16",engine="{rank}",num_gpu_blocks="{10 + rank}"}} 1.0\n'
+            f'vllm:cache_config_info{{block_size="16",engine="{rank}",num_gpu_blocks="20"}} 1.0\n'
             f'vllm:prompt_tokens_by_source_total{{{label},source="external_kv_transfer"}} {100.0 * rank}\n'
         )
 
     text = page(0, 3, 0.5) + page(1, 1, 0.25)
     one, two = parse_loads(text, 2)
     assert one == Load(running=3, kv_usage=0.5, kv_tokens=160)
-    assert two == Load(running=1, kv_usage=0.25, kv_tokens=176, external_kv_tokens=100)
+    assert two == Load(running=1, kv_usage=0.25, kv_tokens=160, external_kv_tokens=100)
     assert parse_loads(text, 1) == (parse_load(text),) and parse_load(text).running == 4
     assert parse_loads("", 3) == (Load(),) * 3
+
+
+@pytest.mark.parametrize(("said", "each"), [("14000", 14_000), ("None", 16_000)])
+def test_a_ranks_cache_is_its_own_part_of_the_engines(said: str, each: int) -> None:
+    """vLLM writes the same labels for each rank: the sum of all ranks' blocks, and one rank's tokens."""
+    text = "".join(
+        f'vllm:cache_config_info{{block_size="16",engine="{rank}",kv_cache_size_tokens="{said}",'
+        'num_gpu_blocks="2000"} 1.0\n'
+        for rank in range(2)
+    )
+    assert [load.kv_tokens for load in parse_loads(text, 2)] == [each, each]
+    assert parse_load(text).kv_tokens == 2 * each
 
 
 def beat(name: InstanceId, **more: object) -> Heartbeat:

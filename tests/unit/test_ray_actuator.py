@@ -17,10 +17,13 @@ from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
 from goodput.actions import Drain, Start, Stop
+from goodput.actuate import ray_connection
 from goodput.actuate.agents import Agents
 from goodput.actuate.existing import InstanceLife
+from goodput.actuate.protocol import Unobservable
 from goodput.actuate.ray_actor import Launch
 from goodput.actuate.ray_cluster import RayActuator
+from goodput.actuate.ray_connection import RayConnection
 from goodput.actuate.ray_tables import RayGroup, RayLook, RayPool
 
 NAMES = [InstanceId(f"decode-{number}") for number in range(3)]
@@ -76,7 +79,7 @@ async def actuator() -> AsyncIterator[RayActuator]:
     made._tables = Tables()  # type: ignore[misc, assignment]
     made._known = Remembered()  # type: ignore[misc]
     yield made
-    made.connection._thread.shutdown()
+    made.connection.close()
 
 
 async def lives(actuator: RayActuator) -> dict[str, InstanceLife]:
@@ -127,3 +130,14 @@ def test_a_password_that_cannot_be_read_is_told_by_its_flag(tmp_path: Path) -> N
         launch("decode-0", "decode")
     file.write_text("secret\n")
     assert launch("decode-0", "decode").files == {"registry": "secret\n"}
+
+
+async def test_a_call_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_connection, "CLOSE_S", 0.01)
+    connection, answered = RayConnection("auto", "c"), threading.Event()
+    for work in (answered.wait, lambda: True):
+        with pytest.raises(Unobservable, match="does not answer within"):
+            await connection.call(work, within_s=0.01)
+    connection.close()
+    assert connection._thread.daemon, "the interpreter does not wait for it"
+    answered.set()

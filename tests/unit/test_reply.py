@@ -13,7 +13,7 @@ from cluster.ids import RequestId
 from cluster.request import Request
 from router.core import journey as j
 from router.core.clients import Client
-from router.core.eligibility import COMPLETIONS, verdict
+from router.core.eligibility import CHAT, COMPLETIONS, verdict
 from router.http.outlet import Outlet
 from router.request.parts import Telling
 from router.request.reply import REMEMBERED_BYTES_MAX, Reply
@@ -45,13 +45,13 @@ def _event(text: str) -> bytes:
     return b"data: " + json.dumps({"choices": [{"index": 0, "text": text, "finish_reason": None}]}).encode() + b"\n\n"
 
 
-def _reply(*, resumable: bool, chunked: bool = False) -> tuple[Reply, _Transport]:
+def _reply(*, resumable: bool, chunked: bool = False, path: str = COMPLETIONS) -> tuple[Reply, _Transport]:
     transport = _Transport()
     outlet = Outlet(cast("Any", transport), lambda *_: None, chunked=chunked, keep=False)
-    request = Request(id=RequestId("r"), path=COMPLETIONS, model="m", stream=True, body={}, arrived=0.0)
+    request = Request(id=RequestId("r"), path=path, model="m", stream=True, body={}, arrived=0.0)
     telling = Telling(RouterMetrics(), ExplainStore(1), None)
-    trace = RequestTrace(telling, request, verdict(COMPLETIONS, {}), {}, Client())
-    return Reply(outlet, request, trace, resumable=resumable), transport
+    trace = RequestTrace(telling, request, verdict(path, {}), {}, Client())
+    return Reply(outlet, request, trace, resumable=resumable, counts=True), transport
 
 
 def _seeded(*, resumable: bool = False, chunked: bool = False) -> tuple[Reply, _Transport]:
@@ -130,7 +130,7 @@ async def test_a_streams_end_is_read_in_pieces_that_passed_as_chunks(*, resumabl
     for piece in (_event("one "), _event("two "), _event("three "), _event("four "), DONE):
         framed = b"%x\r\n%b\r\n" % (len(piece), piece)
         assert reply.pass_on(framed, framed.index(b"\n") + 1) is None
-    assert reply.sent.tail() == _event("four ") + DONE
+    assert reply.sent.tail() == _event("three ") + _event("four ") + DONE
     assert reply.ended() == j.Ended()
     assert transport.written.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
@@ -141,9 +141,13 @@ async def test_a_stream_too_long_to_keep_is_not_resumed() -> None:
     assert reply.feed(_event("x" * 100)) is None
     said = reply.sent.said()
     assert reply.sent.resumable and said is not None and said.text == "x" * 100
+    told: list[bool] = []
+    reply.sent.when_long = lambda: told.append(reply.sent.resumable)
     assert reply.feed(_event("x" * REMEMBERED_BYTES_MAX)) is None
+    assert reply.feed(_event("y")) is None
+    assert told == [False], "once, and then it is so"
     assert not reply.sent.resumable and reply.sent.said() is None
-    assert reply.sent.tail().startswith(_event("x" * 100))
+    assert reply.sent.tail().endswith(_event("y"))
     assert reply.lost("reset") == j.Lost("reset", again=False)
 
 
@@ -157,3 +161,118 @@ async def test_without_a_seed_a_sampled_stream_is_not_tried_again() -> None:
     assert reply.relay(EVENTS, "") is None
     assert reply.feed(_event("one ")) is None
     assert reply.lost("reset") == j.Lost("reset", again=False)
+
+
+ABORT = b'data: {"id":"a","choices":[{"index":0,"text":"","finish_reason":"abort"}]}\n\n'
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("with_more", [False, True])
+async def test_a_stream_that_its_engine_aborts_is_lost_and_its_client_does_not_get_the_abort(
+    *, chunked: bool, with_more: bool
+) -> None:
+    """vLLM ends what it has with status 200, a reason "abort" and a usual end, when it is stopped, paused or asleep."""
+    reply, transport = _reply(resumable=True, chunked=chunked)
+    assert reply.relay(EVENTS, "") is None
+    assert reply.feed(_event("one ")) is None
+    if with_more:
+        lost = reply.feed(_event("two ") + ABORT + DONE)
+    else:
+        piece = b"%x\r\n%b\r\n" % (len(ABORT), ABORT)
+        lost = reply.pass_on(piece, piece.find(b"\n") + 1)
+    assert isinstance(lost, j.Lost) and lost.because == "its engine aborted it" and lost.again
+    assert b"abort" not in transport.written and (b"two " in transport.written) == with_more
+
+
+async def test_words_about_an_abort_in_a_text_end_no_stream() -> None:
+    reply, _ = _reply(resumable=True)
+    assert reply.relay(EVENTS, "") is None
+    assert reply.feed(_event('"finish_reason":"abort"')) is None
+
+
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":0}}\n\n'
+
+
+def _delta(text: str, reason: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": reason}
+    return b"data: " + json.dumps({"choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+@pytest.mark.parametrize("pieces", [[ROLE + USAGE + DONE], [ROLE, DONE], [ROLE, USAGE + DONE], [ROLE + DONE]])
+async def test_a_chat_that_ends_after_its_role_was_aborted(*, pieces: list[bytes], resumable: bool) -> None:
+    """vLLM 0.32 leaves the event with the reason out if a chat is aborted before its first token."""
+    reply, transport = _reply(resumable=resumable, path=CHAT)
+    assert reply.relay(EVENTS, "") is None
+    *before, last = pieces
+    assert all(reply.feed(each) is None for each in before)
+    assert reply.feed(last) == j.Lost("its engine aborted it", again=True)
+    assert transport.written.count(b'"role"') == 1 and b"[DONE]" not in transport.written
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [_delta("one")],
+        [_delta(""), _delta(""), _delta("")],
+        [b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]}}]}\n\n'],
+        [b'data: {"choices":[{"index":1,"delta":{"role":"assistant"}}]}\n\n'],
+    ],
+)
+async def test_a_drawn_chat_goes_on_elsewhere_only_after_its_role_alone(said: list[bytes]) -> None:
+    reply, transport = _reply(resumable=False, path=CHAT)
+    for _ in range(2):  # the second engine breaks off, too
+        assert reply.relay(EVENTS, "") is None and reply.feed(ROLE) is None
+        assert reply.broke_off("broken", waited=False) == j.Lost("broken", again=True)
+    assert reply.relay(EVENTS, "") is None
+    assert all(reply.feed(each) is None for each in [ROLE, *said])
+    assert reply.broke_off("broken", waited=False) == j.Lost("broken", again=False)
+    assert transport.written.count(ROLE[:-1]) == 1
+
+
+async def test_a_drawn_chat_that_goes_on_after_its_role_is_whole() -> None:
+    reply, transport = _reply(resumable=False, path=CHAT)
+    assert reply.relay(EVENTS, "") is None and reply.feed(ROLE) is None
+    assert reply.lost("broken") == j.Lost("broken", again=True)
+    pieces = [ROLE, _delta("one"), _delta(" two", "stop") + DONE]
+    assert reply.relay(EVENTS, "") is None and all(reply.feed(each) is None for each in pieces)
+    assert reply.ended() == j.Ended() and transport.written.endswith(b"".join(pieces))
+
+
+async def test_another_path_than_chat_has_no_role() -> None:
+    """Responses name their events, and none of them is known to say nothing."""
+    reply, _ = _reply(resumable=False, path="/v1/responses")
+    assert reply.relay(EVENTS, "") is None
+    assert reply.feed(b'event: response.created\ndata: {"type":"response.created"}\n\n') is None
+    assert reply.lost("broken") == j.Lost("broken", again=False)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [ROLE, _delta("", "stop"), DONE],
+        [ROLE, _delta("", "stop") + USAGE + DONE],
+        [ROLE, _delta("one"), DONE],
+        [ROLE + _delta("one") + DONE],
+        [ROLE + _delta("data: [DONE]"), _delta("", "stop") + DONE],
+        [ROLE, b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]}}]}\n\n', DONE],
+    ],
+)
+async def test_a_chat_with_a_token_or_a_reason_has_ended(pieces: list[bytes]) -> None:
+    reply, transport = _reply(resumable=True, path=CHAT)
+    assert reply.relay(EVENTS, "") is None
+    assert all(reply.feed(each) is None for each in pieces)
+    assert reply.ended() == j.Ended() and transport.written.endswith(b"".join(pieces))
+
+
+@pytest.mark.parametrize("framed", [False, True])
+async def test_comments_are_no_tokens(*, framed: bool) -> None:
+    """Engines send comments to keep a connection alive (vLLM's --sse-keep-alive-interval)."""
+    reply, _ = _reply(resumable=True)
+    assert reply.relay(EVENTS, "") is None
+    alive = b": keep-alive\n\n"
+    for piece in (alive, _event("one"), alive, alive + _event(" two") + alive, _event(" : three"), alive, DONE):
+        framing = b"%x\r\n%b\r\n" % (len(piece), piece)
+        assert (reply.pass_on(framing, framing.find(b"\n") + 1) if framed else reply.feed(piece)) is None
+    assert reply.sent.tokens() == 3

@@ -89,6 +89,36 @@ def test_a_port_that_cannot_be_one_is_refused(role: str, url: str) -> None:
         router.instances(args(f"--{role}-url", url))
 
 
+@pytest.mark.parametrize("url", ["http://h:8000/v1", "http://h:8000/a/v1/", "http://h:8000?x=1", "http://h:8000#x"])
+def test_a_url_with_the_apis_path_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match=r"the router adds the APIs' paths itself; write http://HOST:PORT, without"):
+        router.instances(args("--prefill-url", url))
+    assert router.instances(args("--prefill-url", "http://h:8000/gateway/one"))[0].url.endswith("/gateway/one")
+
+
+def test_urls_alone_are_engines_that_run_both_legs() -> None:
+    found = router.instances(args("http://a:1", "mine=http://b:1", "--decode-url", "http://c:1"))
+    assert [(each.id, each.role) for each in found] == [
+        ("decode-0", Role.DECODE), ("both-0", Role.BOTH), ("mine", Role.BOTH)
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match=r"^x: not a URL"):
+        router.instances(args("x"))
+
+
+def test_engines_by_url_are_reserved_as_the_files_model_is() -> None:
+    named = tuple(router.instances(args("http://a:1")))
+    mine, others = "{name: m, tenants: [acme]}", "{name: n}"
+
+    def file(*models: str) -> Spec:
+        text = f"models: [{', '.join(models)}]\ntenants: {{acme: {{key_file: k}}, other: {{key_file: o}}}}\n"
+        return parse(text, "baton.yaml").usable()
+
+    assert [each.tenants for each in router.reserved(named, file(mine))] == [{"acme"}]
+    assert router.reserved(named, file(others)) == named
+    with pytest.raises(UsageError, match=r"models\[1\].tenants: engines given by URL do not announce"):
+        router.reserved(named, file(others, mine))
+
+
 def test_half_a_bracket_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["router", "--decode-url", "http://[::1"]) == 2
     assert "--decode-url http://[::1: not a URL; write http://HOST:PORT" in capsys.readouterr().err

@@ -35,6 +35,29 @@ async def test_work_that_runs_for_ever_begins_anew_and_is_not_waited_for(
         f"router: registry: a fault of Baton's; this work begins anew in {seconds} s" for seconds in (1, 2)
     ]
     assert tasks.ending() == set(), "a router that drains does not wait for it"
+    tasks.cancel()
     await tasks.end(5.0)
     assert kept.cancelled()
     assert len(begun) == 3
+
+
+async def test_what_a_task_begins_as_it_ends_may_end_by_itself() -> None:
+    """A leg that is cut off at the router's end has its hold given up."""
+    tasks, begun, given_up = Tasks(), asyncio.Event(), list[str]()
+
+    async def gives_up() -> None:
+        await asyncio.sleep(0)
+        given_up.append("hold")
+
+    async def leg() -> None:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            tasks.spawn(gives_up(), "give-up")
+
+    tasks.spawn(leg(), "leg")
+    await begun.wait()
+    tasks.cancel()
+    await tasks.end(5.0)
+    assert given_up == ["hold"]

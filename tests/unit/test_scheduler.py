@@ -15,7 +15,7 @@ from router.fleet.snapshot import FleetSnapshot
 from router.fleet.view import FleetView, can_pin, turned_away
 from router.predict.prefix_cache import PrefixCacheIndex
 from router.scheduler.placements import SchedulingContext
-from router.scheduler.scheduler import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Scheduler
+from router.scheduler.scheduler import SECOND_LEGS_SAVED, SECOND_LEGS_SHARE, Scheduler, _keeps_apart
 from router.scheduler.scoring.policies import POLICIES
 
 P, D, D2 = (InstanceId(name) for name in ("p", "d", "d2"))
@@ -351,6 +351,14 @@ def test_a_hold_that_another_decode_instance_pulls_is_no_prompt_at_any_prefill_i
     match = fleet.prefixes.match((1, 2, 3)) if fleet.prefixes is not None else None
     assert match is not None
     assert [match.chunks_of(fleet.by_id[name].row) for name in (P, P2, D2)] == [3, 0, 3]
+
+
+def test_an_instance_pulls_nothing_from_itself() -> None:
+    """An instance that does both was given its own hold: it drops such fields, and the blocks stay for the lease."""
+    here, wanted = scheduler(), context().wanted
+    ask = Choose(frozenset({D}), hand_over=True, holders=(P,))
+    assert _keeps_apart(here.view.all(), ask, wanted, Chosen(P2, P, ""))
+    assert not _keeps_apart(here.view.all(), ask, wanted, Chosen(P2, D, ""))
 
 
 def test_a_prompt_that_must_be_computed_again_is_booked_although_it_is_held() -> None:

@@ -149,9 +149,15 @@ def test_two_ranks_are_simulated_like_two_instances(tmp_path: Path, capsys: pyte
         (("--hop-us", "nan"), "--hop-us nan: write a number of microseconds, 0 or more"),
         (("--handshake-ms", "inf"), "--handshake-ms inf: write a number of milliseconds, 0 or more"),
         (("--first-token-s", "0"), "--first-token-s 0: write a number of seconds, above 0"),
+        (("--tp-both", "2"), "--tp-both is of instances that the fleet has none of: give --both N, too"),
+        (("--tp-prefill", "3"), "has 32 heads, which 3 ranks of tensor parallelism cannot share: vLLM does not start"),
         (("--routers", "0"), "--routers 0: write a whole number, 1 or more"),
         (("--cluster", "x.yaml"), "--prefill describes a fleet, and --cluster names a file that does"),
         (("--trace", "/nowhere"), "--rate makes load up, --trace replays one"),
+        (("--routers", "1" + "0" * 400), "--routers of so many digits: write a whole number, 1 or more, up to 10,000"),
+        (("--client-us", "1e12"), "--client-us 1e.12: write a number of microseconds, 0 or more, up to 60,000,000"),
+        (("--start-up-s", "1e300"), "--start-up-s: 1e300 must be a number above 0, up to 1e.12"),
+        (("--trace-window", "1-inf"), "write the first second and the last"),
         (("--trace-window", "5-1"), "write the first second and the last"),
     ],
 )
@@ -310,6 +316,10 @@ def test_a_decision_log_is_written_and_replayed(tmp_path: Path, capsys: pytest.C
     file.write_bytes(b"nonsense\n")
     assert main(again_words) == 2
     assert "line 1 is no entry of a decision log" in capsys.readouterr().err
+    for empty in (b"", b"cut off before its end"):
+        file.write_bytes(empty)
+        assert main(again_words) == 2
+        assert "no entry of a decision log is in it" in capsys.readouterr().err
     assert main(["simulate", "--replay", str(tmp_path / "none")]) == 2
     assert "No such file" in capsys.readouterr().err
 
@@ -330,3 +340,9 @@ def test_input_files_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureF
         assert main(["simulate", *words]) == 2
         assert told in capsys.readouterr().err
         assert file.read_bytes() == before
+
+
+def test_the_model_that_ships_is_simulated_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", "--model", "baton-tiny", "--gpu", "CPU-core", "--rate", "5", "--requests", "5", "--json"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)

@@ -70,6 +70,7 @@ def test_memory_flags_change_the_capacity() -> None:
 def test_flags_that_change_nothing_in_the_simulation_are_named() -> None:
     read = read_words(["--enforce-eager", "--tensor-parallel-size", "2", "--seed", "3", "--max-num-seqs", "4"])
     assert read.unread == ("--enforce-eager", "--seed")
+    assert read_words(["-tp", "2", "--kv-cache-dtype=turboquant_k8v4"]).unread == ("--kv-cache-dtype turboquant_k8v4",)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,8 @@ def test_flags_that_change_nothing_in_the_simulation_are_named() -> None:
         (("--max-num-seqs", "many"), "--max-num-seqs many: must be a whole number from 1"),
         (("--max-num-seqs",), "--max-num-seqs : must be a whole number from 1"),
         (("--block-size", "0"), "--block-size 0: must be a whole number from 1"),
+        (("--kv-cache-dtype", "fp7"), "--kv-cache-dtype fp7: vLLM has auto, bfloat16"),
+        (("max-num-seqs", "8"), "`max-num-seqs` belongs to no flag of vLLM: write `--max-num-seqs`"),
         (("--block-size", "0.5"), "--block-size 0.5: must be a whole number from 1"),
         (("--block-size", "16.0"), "--block-size 16.0: must be a whole number from 1"),
         (("--max-num-seqs", "1" * 5000), "must be a whole number from 1 to 1,000,000,000,000"),

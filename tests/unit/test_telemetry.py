@@ -7,6 +7,7 @@ import io
 import logging
 import random
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler, TraceIdRatioBased
 
+from cluster import telemetry
 from cluster.telemetry import TraceIds, Tracing, configure_logging
 
 PARENT = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"}
@@ -94,3 +96,14 @@ def test_a_line_of_the_log_that_cannot_be_written_raises_nothing(
     logging.getLogger("baton.router").warning("a line")
     logging.getLogger("baton.router").error("another", exc_info=ValueError("x"))
     assert len(root.handlers) == 1, "the lines went to this handler"
+
+
+def test_the_last_spans_hold_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no collector answers, the library tries for half a minute."""
+    monkeypatch.setattr(telemetry, "CLOSE_S", 0.01)
+    answered = threading.Event()
+    tracing = traced(ALWAYS_ON)
+    monkeypatch.setattr(tracing._provider, "shutdown", answered.wait)
+    tracing.close()
+    assert not answered.is_set()
+    answered.set()

@@ -14,8 +14,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch warns of its own deprecations as it is imported
     import numpy as np
     import torch
+    from vllm.v1.kv_offload.base import make_offload_key
 
-    from engine.vllm.connector.tiers import HostCopies
+    from engine.vllm.connector.tiers import HostCopies, _in_few_folders
 
 
 def test_a_copy_is_exact_and_says_how_long_it_took() -> None:
@@ -36,3 +37,14 @@ def test_a_copy_is_exact_and_says_how_long_it_took() -> None:
     assert (loaded.job_id, loaded.transfer_size, loaded.transfer_time) == (2, 3 * 2 * 64, 2.0)
     assert [layer.tensor[:, 0].tolist() for layer in layers] == [[at] * 3 + [0] * 5 for at in (1, 2)]
     assert copies.get_finished() == []
+
+
+def test_files_of_blocks_are_in_few_folders_and_all_differ() -> None:
+    """Folders stay when their files are removed, so there must be few of them whatever is stored."""
+    mapper = SimpleNamespace(base_path="/tier/m_1", rank=0)
+    keys = [make_offload_key(number.to_bytes(32, "big"), group) for number in range(2000) for group in (0, 1)]
+    keys += [make_offload_key(number.to_bytes(32, "little"), 0) for number in range(1, 2000)]
+    paths = [_in_few_folders(mapper, key) for key in keys]
+    assert len(set(paths)) == len(keys)
+    assert len({path.rpartition("/")[0] for path in paths}) <= 256
+    assert all(path.startswith("/tier/m_1_r0/") and path.endswith(".bin") for path in paths)

@@ -55,11 +55,11 @@ def test_a_tier_that_vllm_cannot_have_is_refused(given_: dict[str, int]) -> None
         Tiers(**given_)  # type: ignore[arg-type]
 
 
-def test_the_folder_of_a_tier_is_emptied_before_a_start_and_removed_after_it(tmp_path: Path) -> None:
+async def test_the_folder_of_a_tier_is_emptied_before_a_start_and_removed_after_it(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / f"{FOLDER_PREFIX}p-8100"
     folder.mkdir(parents=True)
     (folder / "old.bin").write_text("of other weights")
-    with scratch({"TMPDIR": str(tmp_path / ("x" * 60))}, str(folder)) as env:
+    async with scratch({"TMPDIR": str(tmp_path / ("x" * 60))}, str(folder)) as env:
         assert list(folder.iterdir()) == [] and folder.stat().st_mode & 0o777 == 0o700
         assert env[SCRATCH].split(os.pathsep)[-1] == str(folder), (
             "the keeper removes the folder if all other processes die"
@@ -68,10 +68,11 @@ def test_the_folder_of_a_tier_is_emptied_before_a_start_and_removed_after_it(tmp
     assert not folder.exists() and folder.parent.exists()
 
 
-def test_no_other_folder_is_ever_emptied(tmp_path: Path) -> None:
+async def test_no_other_folder_is_ever_emptied(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("x")
-    with pytest.raises(UsageError, match="would be emptied"), scratch({}, str(tmp_path)):
-        raise AssertionError
+    with pytest.raises(UsageError, match="would be emptied"):
+        async with scratch({}, str(tmp_path)):
+            raise AssertionError
     assert (tmp_path / "mine").exists()
 
 
@@ -79,10 +80,18 @@ def test_files_used_longest_ago_go_first() -> None:
     kept = KeptFiles(3)
     assert kept.added("abc") == ()
     kept.written("abc")
-    kept.used("a")
+    kept.used("c")
     assert kept.added("d") == ("b",)
     kept.used("b")
-    assert kept.added("a") == () and kept.added("e") == ("c",)
+    assert kept.added("c") == () and kept.added("e") == ("a",)
+
+
+def test_of_files_written_together_the_last_goes_first() -> None:
+    """They are the chunks of one prompt, in its order: a chunk without those before it is of no use."""
+    kept = KeptFiles(3)
+    kept.added("abc")
+    kept.written("abc")
+    assert kept.added("d") == ("c",) and kept.added("e") == ("b",) and kept.added("f") == ("a",)
 
 
 def test_a_file_that_is_being_written_stays() -> None:
@@ -91,7 +100,7 @@ def test_a_file_that_is_being_written_stays() -> None:
     kept.written("b")
     assert kept.added("d") == ("b",) and len(kept) == 3
     kept.written("acd")
-    assert kept.added("e") == ("a", "c") and len(kept) == 2
+    assert kept.added("e") == ("c", "a") and len(kept) == 2
 
 
 def test_a_file_is_there_once_it_is_written_and_until_it_is_lost() -> None:

@@ -52,6 +52,21 @@ PLAN = ("plan", "{tmp}/baton.yaml", "--no-steps")
                 ("--cluster", "blue"),
             )
         ),
+        *(
+            (("load", "--compare", "{tmp}/trace", "{tmp}/trace", *flag), "--compare")
+            for flag in (("--chat",), ("--header", "a: b"), ("--extra-body", '{{"a": 1}}'), ("--model", "m"))
+        ),
+        *(
+            (("load", "--compare", "{tmp}/trace", "{tmp}/trace", flag, "3"), "--compare")
+            for flag in ("--speed", "--rate-scale", "--from-s", "--senders", "--timeout-s", "--drain-s")
+        ),
+        (("load", "--find-goodput", "--dry-run", "--ttft-ms", "500"), "--find-goodput"),
+        ((*LOAD, "--sessions", "2", "--tick-ms", "5"), "--sessions"),
+        ((*LOAD, "--sessions", "2", "--from-s", "5"), "--sessions"),
+        *(
+            (("simulate", "--replay", "{tmp}/trace", flag, value), "--replay")
+            for flag, value in (("--rate", "2"), ("--policy", "least_load"), ("--hop-us", "5"), ("--out", "{tmp}/x"))
+        ),
         (("simulate", "--fault-every-s", "5"), "--faults one of"),
         (("simulate", "--faults", "{tmp}/faults", "--fault-every-s", "5"), "--faults one of"),
         (("simulate", "--trace-window", "1-2"), "--chrome-trace"),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from router.http.uploads import LINE_MAX, READ_BYTES, UnparsedBody, Uploads, client_of, share_of
+from router.core.clients import client_of
+from router.http.uploads import LINE_MAX, READ_BYTES, UnparsedBody, Uploads, share_of
 
 
 class Sender:

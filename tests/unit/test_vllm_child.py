@@ -12,6 +12,7 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ import pytest
 from cluster.errors import EngineFailed
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from engine.vllm import child
+from engine.vllm import canary, child, core_watch
 from engine.vllm.child import EngineChange, EngineProcess, session_of
 from engine.vllm.probe import Probe, Unwell
 from engine.vllm.spec import EngineSpec
@@ -49,6 +50,8 @@ class Vllm(BaseHTTPRequestHandler):
             return self.answer(200 if alive else 503)
         if self.headers["Authorization"] != "Bearer " + os.environ["VLLM_API_KEY"]:
             return self.answer(401)
+        if self.path == "/metrics":
+            return self.answer(200, "vllm:num_requests_running 0")
         self.answer(200, {"data": [{"id": "fake"}]})
     def do_POST(self):
         global alive
@@ -145,6 +148,34 @@ def keeper_of(engine: Engine) -> int:
     return keeper.pid
 
 
+async def test_a_look_that_fails_here_ends_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread can be started in this process, say: that says nothing about the engine."""
+    monkeypatch.setattr(child, "READY_EVERY_S", 0.01)
+    engine, failed, looked = Engine(tmp_path), asyncio.Event(), asyncio.Event()
+    health = Probe.health
+
+    async def fails_once(probe: Probe) -> None:
+        if failed.is_set():
+            looked.set()
+        elif EngineState.READY in engine.states:
+            failed.set()
+            raise RuntimeError("can't start new thread")
+        await health(probe)
+
+    monkeypatch.setattr(Probe, "health", fails_once)
+    async with running(engine), asyncio.timeout(20):
+        await looked.wait()
+    assert engine.states == ["starting", "ready", "stopping", "stopped"]
+
+
+async def test_a_stop_before_the_engine_has_begun_is_not_lost(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    asyncio.get_running_loop().call_soon(partial(engine.process.stop, at_once=True))
+    async with asyncio.timeout(20):
+        await engine.process.run()
+    assert engine.states[-1:] in ([], ["stopped"])
+
+
 async def test_an_engine_starts_reports_its_progress_and_stops(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     async with running(engine):
@@ -217,9 +248,11 @@ async def test_an_engine_that_reports_503_is_killed_and_its_last_error_is_report
         await engine.wait_for(EngineState.READY)
         async with Probe(engine.process.spec.url, KEY) as probe:
             await probe._ask("POST", "/die", 5, {})
-        again = await engine.wait_for(EngineState.RESTARTING)
-        assert "HTTP 503" in again.detail
-        assert again.detail.endswith("RuntimeError: the kernel broke; starting again in 0.05 s")
+        first = await engine.wait_for(EngineState.RESTARTING)
+        assert "HTTP 503" in first.detail and first.detail.endswith("RuntimeError: the kernel broke")
+        await engine.wait_for(EngineState.STARTING, epoch=2)
+    again = [each.detail for each in engine.changes if each.state is EngineState.RESTARTING]
+    assert again == [first.detail, f"{first.detail}; starting again in 0.05 s"]
 
 
 @pytest.mark.parametrize(
@@ -350,6 +383,81 @@ async def test_an_engine_is_not_killed_because_its_agent_has_no_file_descriptor(
                 with pytest.raises(Unwell, match="no file descriptor is left here") as unwell:
                     await probe.health()
         assert unwell.value.ours and not unwell.value.dead
+        assert engine.states == ["starting", "ready"]
+
+
+# The same server, whose API answers on while its core hangs after the first token.
+HANGING = (
+    SERVER.replace("HTTPServer((", "ThreadingHTTPServer((")
+    .replace("import BaseHTTPRequestHandler, HTTPServer", "import BaseHTTPRequestHandler, ThreadingHTTPServer")
+    .replace(
+        "        self.answer(200 if body == {}",
+        """        if body and alive == "hangs":
+            import threading
+            threading.Event().wait()
+        alive = "hangs"
+        self.answer(200 if body == {}""",
+    )
+)
+
+
+async def test_an_engine_whose_core_hangs_behind_a_healthy_api_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a kernel that never ends looks from outside: /health answers, and the counters say that nothing is to do."""
+    monkeypatch.setattr(child, "READY_EVERY_S", 0.01)
+    monkeypatch.setattr(core_watch, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(child, "STUCK_S", 0.05)
+    monkeypatch.setattr(canary, "STILL_S", 0.05)
+    engine = Engine(tmp_path, HANGING)
+    async with running(engine):
+        await engine.wait_for(EngineState.READY)
+        told = await engine.wait_for(EngineState.RESTARTING)
+        assert "its core has made no token and changed no counter" in told.detail
+        await engine.wait_for(EngineState.READY, epoch=2)
+
+
+async def test_an_engine_that_someone_has_paused_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests wait, and nothing else says so."""
+    asked, is_paused = asyncio.Queue[bool](), Probe.paused
+
+    async def seen(self: Probe) -> bool:
+        asked.put_nowait(await is_paused(self))
+        return await is_paused(self)
+
+    monkeypatch.setattr(Probe, "paused", seen)
+    monkeypatch.setattr(child, "READY_EVERY_S", 0.01)
+    monkeypatch.setattr(core_watch, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(child, "STUCK_S", 0.05)
+    monkeypatch.setattr(canary, "STILL_S", 0.05)
+    pausing = '        if self.path == "/is_paused":\n            return self.answer(200, {"is_paused": True})\n'
+    engine = Engine(
+        tmp_path, HANGING.replace('        if self.path == "/metrics"', f'{pausing}        if self.path == "/metrics"')
+    )
+    async with running(engine), asyncio.timeout(20):
+        for _ in range(3):
+            assert await asked.get() is True
+        assert engine.states == ["starting", "ready"]
+
+
+async def test_an_idle_engine_that_answers_its_canary_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Queue[int | None]()
+    first_token = Probe.first_token
+
+    async def counted(self: Probe, model: str, rank: int | None = None, *more: float) -> None:
+        await first_token(self, model, rank, *more)
+        asked.put_nowait(rank)
+
+    monkeypatch.setattr(Probe, "first_token", counted)
+    monkeypatch.setattr(child, "READY_EVERY_S", 0.01)
+    monkeypatch.setattr(core_watch, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(canary, "STILL_S", 0.05)
+    engine = Engine(tmp_path)
+    async with running(engine), asyncio.timeout(20):
+        for _ in range(4):  # the first one is the start's
+            assert await asked.get() is None
         assert engine.states == ["starting", "ready"]
 
 

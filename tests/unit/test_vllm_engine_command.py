@@ -136,7 +136,6 @@ def test_a_busy_port_is_named_with_its_flag() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--port", "70000"), "--port 70000"),
         (("--host", "203.0.113.1"), "--port 0: cannot assign"),
         (("--cores", "x"), "--cores x"),
         (("--cores", "0-"), "--cores 0-"),

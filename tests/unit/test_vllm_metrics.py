@@ -94,3 +94,10 @@ def test_any_text_gives_a_load(text: str) -> None:
     assert load.waiting >= 0
     assert 0.0 <= load.kv_usage <= 1.0
     assert load.external_kv_tokens >= 0
+
+
+def test_capacity_is_what_the_engine_says() -> None:
+    line = 'vllm:cache_config_info{block_size="128",cache_dtype="auto",engine="0",num_gpu_blocks="4096",x="y"} 1.0\n'
+    assert parse_load("# HELP x\n" + line).kv_tokens == 128 * 4096
+    assert parse_load('vllm:cache_config_info{block_size="128"} 1.0').kv_tokens == 0
+    assert parse_load("").kv_tokens == 0

@@ -65,7 +65,14 @@ COMES_UP: Playbook = [
     (20, Healthy(1), (READY,)),
 ]
 
-KILLED_SILENT = KillChild("no healthy answer for 30 s (no answer)")
+
+def killed(because: str) -> tuple[Effect, ...]:
+    """The effects at the end of an engine that served: it is told at once, as its end may take long."""
+    return Announce(EngineState.RESTARTING, because), KillChild(because)
+
+
+SILENT = "no healthy answer for 30 s (no answer)"
+KILLED_SILENT = killed(SILENT)
 NOW = KillChild("asked to stop at once")
 
 PLAYBOOKS: dict[str, Playbook] = {
@@ -186,10 +193,10 @@ PLAYBOOKS: dict[str, Playbook] = {
         *COMES_UP,
         (30, silent(), ()),
         (59, silent(), ()),
-        (60, silent(), (KILLED_SILENT,)),
+        (60, silent(), KILLED_SILENT),
         (61, silent(), ()),
         (61, Healthy(1), ()),
-        (62, ChildExited(1, 137), (Announce(EngineState.RESTARTING, KILLED_SILENT.because, 1),)),
+        (62, ChildExited(1, 137), (Announce(EngineState.RESTARTING, SILENT, 1),)),
         (63, Tick(), (STARTING, StartChild(2))),
     ],
     "one answer in between is enough": [
@@ -202,7 +209,7 @@ PLAYBOOKS: dict[str, Playbook] = {
     "an engine that says it is dead is not given 30 s": [
         *COMES_UP,
         (30, dead(), ()),
-        (31, dead(), (KillChild("no healthy answer for 1 s (HTTP 503)"),)),
+        (31, dead(), killed("no healthy answer for 1 s (HTTP 503)")),
     ],
     "one answer that says so after a slow one is not enough": [
         *COMES_UP,
@@ -210,7 +217,7 @@ PLAYBOOKS: dict[str, Playbook] = {
         (35, dead(), ()),
         (36, silent(), ()),
         (40, dead(), ()),
-        (41, dead(), (KillChild("no healthy answer for 11 s (HTTP 503)"),)),
+        (41, dead(), killed("no healthy answer for 11 s (HTTP 503)")),
     ],
     "failing probes during a start are normal": [
         (0, Begin(), (STARTING, StartChild(1))),
@@ -221,7 +228,7 @@ PLAYBOOKS: dict[str, Playbook] = {
     "asked to stop while its end is on the way: no restart": [
         *COMES_UP,
         (30, silent(), ()),
-        (60, silent(), (KILLED_SILENT,)),
+        (60, silent(), KILLED_SILENT),
         (61, StopSupervised(), (STOPPING,)),
         (62, ChildExited(1, 137), (STOPPED,)),
     ],

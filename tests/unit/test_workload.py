@@ -20,7 +20,7 @@ from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.flow_control.saturation import AHEAD_MS, SaturationDetector
 from router.scheduler.placements import Placement, Placements
 from router.scheduler.scoring.budget import MISS
-from router.scheduler.scoring.figures import slowest_over_quickest
+from router.scheduler.scoring.figures import ONE_STEP_TOKENS, slowest_over_quickest
 from router.scheduler.scoring.prices import SHED_WEIGHT, Scoring, prices_of
 from router.scheduler.scoring.workload import K, workload
 
@@ -186,6 +186,56 @@ def test_a_request_whose_instance_has_left_is_not_counted_at_the_next_one_in_its
     assert fleet.prefixes is not None and len(fleet.prefixes) == 0
 
 
+def test_a_conversation_goes_back_to_the_decode_instance_that_has_it() -> None:
+    """D pulls only what it lacks, so the next turn's hand-over to it is quicker than to another one."""
+    here = view(P, D, D)
+    prefixes = here.all().prefixes = PrefixCacheIndex()
+    p, d1, d2 = (here.get(InstanceId(name)).row for name in ("p0", "d1", "d2"))
+    for row in (p, d1, d2):
+        prefixes.join(row, 100_000, 1)
+    turn = tuple(range(1, 41))
+    prefixes.sent(d2, turn[:38], 0.0, 250.0)
+    wanted = asks(1.0, prompt_tokens=10_000, prefix=turn, prefix_block_tokens=250.0)
+    prices = prices_of(here.all(), wanted)
+    assert prices.told_ms(p, d2) == pytest.approx(prices.told_ms(p, d1) / 20, rel=0.05)
+    assert prices.handoff_told(p, d2) < prices.handoff_told(p, d1)
+    prefixes.keeps(d2, [(1e6, 0.9)])
+    prefixes.sent(d2, range(1000, 1400), 1.0, 250.0)
+    here.all().inflight.turn += 1
+    lower = prices_of(here.all(), wanted)
+    assert lower.cached_at(d2) > 8000 and lower.told_ms(p, d2) == lower.told_ms(p, d1), "its tier has it, its cache not"
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["told", "presumed"])
+def test_an_instance_that_pulls_a_prompt_has_all_of_it(done: bool) -> None:
+    """Its chunks have this prompt's tokens, and the end of the prompt takes space, too."""
+    here = view(P, D)
+    prefixes = here.all().prefixes = PrefixCacheIndex()
+    for name in ("p0", "d1"):
+        prefixes.join(here.get(InstanceId(name)).row, 100_000, 1)
+    wanted = asks(prompt_tokens=2118, prefix=tuple(range(1, 5)), prefix_block_tokens=353.0)
+    placements, expected = Placements(here.all()), Placement()
+    placements.placed(expected, wanted, Chosen(InstanceId("p0"), InstanceId("d1"), ""))
+    placements.prompt_over(expected, wanted, 1.0, done=done, presumed=not done)
+    for name in ("p0", "d1"):
+        held = prefixes._held[here.get(InstanceId(name)).row]
+        assert [held.sizes[chunk] for chunk in wanted.prefix] == [353.0] * 4
+        assert held.tokens == pytest.approx(2118, abs=held.tokens_each)
+        assert held.tokens_each > 256
+
+
+def test_prompts_too_short_for_a_name_take_space() -> None:
+    here = view(P, D)
+    prefixes = here.all().prefixes = PrefixCacheIndex()
+    rows = [here.get(InstanceId(name)).row for name in ("p0", "d1")]
+    for row in rows:
+        prefixes.join(row, 100_000, 1)
+    for now in range(100):
+        place(here, asks(float(now), prompt_tokens=200), "d1", "p0")
+    for row in rows:
+        assert prefixes._held[row].tokens == pytest.approx(20_000, abs=256)
+
+
 def test_a_prompt_on_a_decode_instance_delays_its_pulls() -> None:
     here = view(P, D, D)
     d1, d2 = (here.get(InstanceId(name)).row for name in ("d1", "d2"))
@@ -258,6 +308,45 @@ def test_an_engine_gets_no_prompt_that_would_only_wait_there() -> None:
     assert prices_of(here.all(), asks(now=late_s, ttft_ms=1000.0, scoring=scoring)).open_at(row), (
         "the row opens shortly before its queue is empty"
     )
+
+
+def test_prompts_that_one_step_computes_wait_in_the_engine() -> None:
+    """Before, an engine got two prompts at a time, however short."""
+    here, scoring = view(B), Scoring(SaturationDetector(FlowControlQueue()))
+    row = here.get(InstanceId("b0")).row
+    short, long = (asks(prompt_tokens=count, ttft_ms=1000.0, scoring=scoring) for count in (100, 500))
+    for placed in range(ONE_STEP_TOKENS // 100):
+        assert prices_of(here.all(), replace(short)).open_at(row), f"beside {placed} prompts"
+        fits = 100 * placed + 500 <= ONE_STEP_TOKENS
+        assert prices_of(here.all(), replace(long)).open_at(row) == fits, f"beside {placed} prompts"
+        expected = place(here, replace(short), "b0")
+    assert not prices_of(here.all(), replace(short)).open_at(row)
+    assert expected.booking is not None
+    here.all().inflight.prompt_over(expected.booking, 0.0, done=False)
+    assert prices_of(here.all(), replace(short)).open_at(row)
+
+
+@pytest.mark.parametrize(
+    ("role", "known", "sheds", "opens"),
+    [(B, True, False, True), (D, True, False, False), (B, False, False, False), (B, True, True, False)],
+    ids=["", "it only decodes", "its costs are unknown", "the class refuses"],
+)
+def test_where_short_prompts_have_room_together(role: Role, known: bool, sheds: bool, opens: bool) -> None:
+    """A queued request is asked as soon as there is such room: before, newcomers took it."""
+    line = FlowControlQueue()
+    saturation = SaturationDetector(line)
+    here = FleetView(lambda _: MAKES["H100"] if known else None)
+    name = InstanceId("it")
+    here.add(Instance(id=name, role=role, url="http://it", pins=True))
+    here.seen(name, ({"id": "m"},), Load())
+    short = asks(prompt_tokens=100, ttft_ms=1000.0, sheds=sheds, scoring=Scoring(saturation))
+    for _ in range(3):
+        place(here, replace(short), "it")
+    here.all().inflight.rows[here.get(name).row].opens = 500.0
+    assert prices_of(here.all(), replace(short)).open_at(here.get(name).row) == opens
+    line.enter("queued", replace(short), 5.0, 0.0)
+    at_s = saturation.opens_at(here.all(), 0.1)
+    assert at_s == (0.1 if known and role is B else pytest.approx(0.5 - AHEAD_MS / 1000))
 
 
 def test_an_engine_is_not_filled_beyond_its_strictest_target() -> None:

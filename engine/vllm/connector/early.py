@@ -242,7 +242,7 @@ class EarlyHandoffs:
                 for request in self._legs.waiting_for(engine, note.name):
                     self.has_parts |= self.blocks.told(request, engine, note)
             else:
-                self.counts["early notices ignored"] += 1
+                self._legs.counts["early notices ignored"] += 1
         return requests
 
     def keeps(self, request: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from vllm.v1.engine import EngineCoreRequestType
 
+from decode.early import ASK_AGAIN_S
 from prefill.rests import Rest
 
 logger = logging.getLogger("vllm.baton.scheduler")
@@ -136,7 +137,10 @@ class Idling:
         if core is None or _must_step(core, waiting) or not core.is_running():
             self._rests.news(now)
             return
-        arrived, until = core.input_queue, now + self._rests.pause_s(now)
+        pause_s = self._rests.pause_s(now)
+        if waiting:
+            pause_s = min(pause_s, ASK_AGAIN_S)  # each step asks for what they wait for
+        arrived, until = core.input_queue, now + pause_s
         while listens() and (left_s := until - time.monotonic()) > 0:
             with arrived.not_empty:
                 if arrived.queue or arrived.not_empty.wait(min(LISTEN_EVERY_S, left_s)):

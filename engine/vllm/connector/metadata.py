@@ -82,6 +82,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         ended: dict[str, str],
         took: dict[str, tuple[int, float]] | None = None,
         step: int = 0,
+        refused: frozenset[str] = frozenset(),
     ) -> None:
         self.counts = counts
         self.peers = peers
@@ -92,9 +93,11 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         """By engine id: the blocks that were read from it, and the seconds on the wire."""
         self.step = step
         """The step with which this report comes, if its end was to be reported (`BatonMetadata.number`)."""
+        self.refused = refused
+        """Requests whose pull has not begun: a rank refused it, or could not post it."""
 
     def __bool__(self) -> bool:
-        return bool(self.counts or self.peers or self.ended or self.took or self.step)
+        return bool(self.counts or self.peers or self.ended or self.took or self.step or self.refused)
 
     def aggregate(self, other: Any) -> WorkerReport:
         """Combine the reports of several ranks: blocks that one rank cannot use are not used."""
@@ -108,4 +111,5 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         for engine, (blocks, seconds) in other.took.items():
             mine = took.get(engine, (0, 0.0))
             took[engine] = (max(blocks, mine[0]), max(seconds, mine[1]))  # ranks read beside each other
-        return WorkerReport(self.counts + other.counts, peers, ended, took, min(self.step, other.step))
+        step, refused = min(self.step, other.step), self.refused | other.refused
+        return WorkerReport(self.counts + other.counts, peers, ended, took, step, refused)

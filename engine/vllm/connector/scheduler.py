@@ -20,6 +20,7 @@ from cluster.wire import ADAPTER, FIRST_TOKEN, TRANSFER
 from decode.peers import ProducerPeers
 from decode.pulls import Pulls, worth_pulling
 from decode.rank_links import RankLinks
+from decode.table import BECAUSE, Reading
 from engine.vllm.adapters import Adapters
 from engine.vllm.connector import asked
 from engine.vllm.connector.agent_socket import AgentSocket, held_state
@@ -282,6 +283,8 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
             self._idling.reported(len(told.ended))
             for request, because in told.ended.items():
                 self._pulls.said(request, because)
+            for request in told.refused:
+                self._pulls.said(request, BECAUSE[Reading.SPOILT])
         for request in connector_output.finished_recving or ():
             self._pulls.ended(request, now, failed=request in connector_output.failed_recving)
             self._early.blocks.ended(request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from vllm.v1.kv_offload.base import (
     OffloadingGaugeMetadata,
     OffloadingWorker,
     TransferResult,
+    get_offload_block_hash,
+    get_offload_group_idx,
 )
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
@@ -197,6 +200,14 @@ class HostCopies(OffloadingWorker):  # type: ignore[misc]
         self._region.cleanup()
 
 
+def _in_few_folders(mapper: Any, key: Any) -> str:
+    """The path of a block's file, in one of 256 folders. vLLM's own has a million folders, which it never removes: each
+    takes a disk's block, so a bound of the files would be none of the disk's.
+    """
+    name = get_offload_block_hash(key).hex()
+    return f"{mapper.base_path}_r{mapper.rank}/{name[:2]}/{name}_g{get_offload_group_idx(key)}.bin"
+
+
 class BoundedFiles(FileSystemTierManager):  # type: ignore[misc]
     """vLLM's tier of files, with a bound: files used longest ago are removed. vLLM's own grows without a bound. Each
     data parallel rank has a folder of its own, so it removes no other rank's files.
@@ -208,6 +219,7 @@ class BoundedFiles(FileSystemTierManager):  # type: ignore[misc]
     def __init__(self, offloading_spec: Any, *args: Any, limit_bytes: int, root_dir: str, **more: Any) -> None:
         folder = Path(root_dir) / f"rank{offloading_spec.config.parallel.data_parallel_index}"
         super().__init__(offloading_spec, *args, root_dir=str(folder), **more)
+        self.file_mapper.get_file_name = partial(_in_few_folders, self.file_mapper)
         self._kept: Final = KeptFiles(max(1, limit_bytes // self._block_size))
         self._writing: Final[dict[Any, tuple[Any, ...]]] = {}
         self._reading: Final[dict[Any, tuple[Any, ...]]] = {}
@@ -219,6 +231,15 @@ class BoundedFiles(FileSystemTierManager):  # type: ignore[misc]
             return LookupResult.MISS
         self._kept.used(key)
         return LookupResult.HIT
+
+    def on_request_finished(self, req_context: Any) -> None:
+        """All of the request's blocks count as used now, the prompt's end first. vLLM asks this tier only for blocks
+        that no tier above has, so that the files of a prompt that is always found there would grow old.
+        """
+        super().on_request_finished(req_context)
+        ends = getattr(req_context, "_offload_key_positions", {})  # vLLM tells keys one by one, and this tier not all
+        for key in sorted(ends, key=ends.__getitem__, reverse=True):
+            self._kept.used(key)
 
     def submit_store(self, job_metadata: Any) -> None:
         """Write blocks, and remove the files that are then too many."""

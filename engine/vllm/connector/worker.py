@@ -10,6 +10,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -115,8 +116,26 @@ class BatonWorker(PartsWorker, LinksWorker):
             self._told.counts["pull refused"] += 1
             if meta.awaiting_kvs:
                 self._handle_failed_transfer(req_id, None, self._recv_failures, record_failed_transfer=False)
+        if meta.awaiting_kvs and req_id in self._recv_failures:
+            self._refused(req_id, meta)
         if engine_id in self._remote_agents or req_id in self._recv_failures:
             self._expected.pop(req_id, None)
+
+    def _refused(self, req_id: str, meta: Any) -> None:
+        """A pull that did not begin counts against the pair, and its producer need not keep the hold for it."""
+        engine_id, expected = meta.remote.engine_id, self._expected.get(req_id)
+        if engine_id not in self._remote_agents or engine_id in self._invalid_remote_engines:
+            return  # the state of the link says so
+        self._told.refused |= {req_id}
+        if self._recving_transfers.get(req_id) or expected is None or not expected.tells:
+            return  # reads from other ranks are under way: the hold stays until its lease ends
+        nothing = copy(meta)
+        nothing.awaiting_kvs, nothing.local_block_ids, nothing.local_physical_block_ids = False, (), []
+        try:
+            with self.nixl_wrapper.pulling(expected.slot):
+                super()._read_blocks_for_req(req_id, nothing)
+        except Exception:  # the hold stays until its lease ends
+            logger.exception("%s cannot be given back", req_id)
 
     def _read(self, req_id: str, meta: Any, expected: ExpectedHold, early: Sequence[Any] = ()) -> None:
         """`early`: reads for the request that have begun before."""
@@ -214,6 +233,13 @@ class BatonWorker(PartsWorker, LinksWorker):
         """After a step: write the digests of the prompts that it completed. Their answers are not sent yet."""
         if self._digests is not None and not self._digests.vouch(metadata.vouched):
             self._told.counts["not vouched for"] += 1
+
+    def _handle_failed_transfer(self, req_id: str, *more: Any, **named: Any) -> bool:
+        """vLLM's. A request that was only to notify its producer is never reported as received: it ends here."""
+        if req_id not in self._recving_metadata:
+            self._expected.pop(req_id, None)
+        released: bool = super()._handle_failed_transfer(req_id, *more, **named)
+        return released
 
     def get_transfer_results(self) -> Any:
         """vLLM's, with ended holds. A hold's slot is cleared before its end is reported, and its blocks are freed only

@@ -106,7 +106,7 @@ function tile(title, value, small) {
   return add(make("div", null, "tile"), make("h3", title), make("p", value), ...small.map((line) => make("div", line, "dim")));
 }
 
-const PARTS = { queue_p: "queue at prefill", handoff_queue_d: "hand-over and queue at decode", queue: "queue", credit: "queue in the router", prefill_leg: "prefill", whole_leg: "engine", decode_leg: "decode", step_d: "decode's step", residual: "network and HTTP" };
+const PARTS = { queue_p: "queue at prefill", handoff_queue_d: "hand-over and queue at decode", queue: "queue", credit: "queue in the router", source: "another instance's answer", prefill_leg: "prefill", whole_leg: "engine", decode_leg: "decode", step_d: "decode's step", residual: "network and HTTP" };
 
 function parts(told) {
   const largest = Object.entries(told).slice(0, 3).filter(([, value]) => value >= 0.5);

@@ -2,8 +2,9 @@
 alike. Pure.
 
 An engine whose prompts already wait for longer than a step gets no more of them: no request in an engine's queue can be
-put behind a more urgent one. An engine that decodes as many answers as its strictest target allows gets no more
-answers. Without targets there is no saturation: for best effort, only the agents' credits limit.
+put behind a more urgent one. Prompts that are short together have room all the same (`ONE_STEP_TOKENS`). An engine
+that decodes as many answers as its strictest target allows gets no more answers. Without targets there is no
+saturation: for best effort, only the agents' credits limit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.flow_control.queue import FlowControlQueue
-from router.scheduler.scoring.figures import Saturation
+from router.scheduler.scoring.figures import Saturation, any_step_room
 
 AHEAD_MS: Final = 10.0
 """The work that an engine gets ahead, besides what its front end needs: a step of a few hundred tokens. The engine must
@@ -98,6 +99,8 @@ class SaturationDetector(Saturation):
         """
         found = [fleet.ready(None, whose) for whose in self._line.whose()]
         able = [each.prefills if len(each.prefills) else each.any for each in found]
+        if any(any_step_room(fleet, rows) for rows in able):
+            return now
         opens_ms = min([fleet.inflight.opens_ms(rows) for rows in able], default=math.inf)
         return max(now, (opens_ms - AHEAD_MS) / 1000.0)
 

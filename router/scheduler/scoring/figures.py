@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from router.core.arrays import Floats
+from router.core.arrays import Floats, Ints
 from router.core.events import PrefixSource
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
@@ -16,6 +16,7 @@ from router.predict.inflight_load import IDLE_MIN, SPREAD
 from router.predict.margins import Margins
 from router.predict.prefix_cache import Match
 from router.predict.prefix_uses import WITHIN_S
+from router.predict.step_model import UNKNOWN
 from router.scheduler.scoring.budget import MISS
 
 LOOSE: Final = 5.0
@@ -41,6 +42,41 @@ not answer at most doubles it."""
 
 COPY_MS_MAX: Final = 1000.0 * WITHIN_S
 """A copy that takes longer is not charged to others: the uses that were counted are over by then."""
+
+
+ONE_STEP_TOKENS: Final = 600
+"""Prompts of so many tokens together are computed in one step or two, which take little longer than for one of them: a
+step reads all weights, and the contexts of the answers there, in any case (`costs.step.KNEE_TOKENS`). So such a
+prompt has room beside the others, and leaves hardly any order to decide on. 600 and 1,024 were tried (docs/policy.md).
+Not for engines of unknown costs: for some each token counts (a CPU). Nor for instances that only decode: there the
+price of the answers' wait is too low for so many (0.3 points of 100 less, tests/sim/test_prompts_beside_answers.py).
+Nor for classes that refuse: predicted times are of one step after the other, so they would refuse what now waits."""
+
+
+def step_room(fleet: FleetSnapshot, row: int) -> float:
+    """The most tokens of a prompt that one step of this row computes together with the prompts that wait there; 0: the
+    rule is not for this row (`ONE_STEP_TOKENS`).
+    """
+    inflight = fleet.inflight
+    if inflight.step_model.rows[row].make is UNKNOWN or not fleet.columns.prefills.item(row):
+        return 0.0
+    return ONE_STEP_TOKENS - inflight.rows[row].uncomputed
+
+
+def step_rooms(fleet: FleetSnapshot) -> Floats:
+    """`step_room` of every row."""
+    inflight = fleet.inflight
+    room: Floats = ONE_STEP_TOKENS - inflight.column("uncomputed")
+    room *= inflight.step_model.column("kind") > 0
+    room *= fleet.columns.prefills[: len(room)]
+    return room
+
+
+def any_step_room(fleet: FleetSnapshot, rows: Ints) -> bool:
+    """Whether one of these rows has room for a short prompt (`step_room`)."""
+    if len(rows) > _ONE_BY_ONE:
+        return bool((step_rooms(fleet)[rows] > 0.0).any())
+    return any(step_room(fleet, row) > 0.0 for row in rows.tolist())
 
 
 class Saturation(ABC):
@@ -175,6 +211,15 @@ class Figures:
     def cached_at(self, row: int) -> int:
         """The prompt's tokens that this instance is predicted to have cached."""
         return 0 if self.match is None else self.held(self.match.chunks_of(row))
+
+    def in_cache_at(self, row: int) -> int:
+        """Those in its KV cache: a pull leaves what lower tiers have unused."""
+        if self.match is None:
+            return 0
+        chunks, prefixes = self.match.chunks_of(row), self.fleet.prefixes
+        if chunks and prefixes is not None:
+            chunks = prefixes.in_cache(row, self.wanted.prefix, chunks)
+        return self.held(chunks)
 
     def own_tokens(self) -> float:
         """The memory for its prompt and answer, in tokens, with `SPREAD` of margin."""

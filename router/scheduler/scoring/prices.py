@@ -40,7 +40,7 @@ class Prices(RowPrices):
         self._usual_ms = -1.0
         self._pulled: Final[dict[int, float]] = {}
         """By D: the time, in ms, at which all its current pulls will have ended, less `unmoved_ms` of the next one."""
-        self._told: Final[dict[tuple[int, int, bool], float]] = {}
+        self._told: Final[dict[tuple[int, int, bool, int], float]] = {}
         self._pauses_ms: Final[dict[tuple[int, int, bool], float]] = {}
         self._paused: Final[dict[tuple[int, int, bool], float]] = {}
         """The costs of these pauses."""
@@ -173,12 +173,14 @@ class Prices(RowPrices):
         return pulls.expects_ms(self.told_ms(prefill, decode), now, near=near) * pulls.slower(now)
 
     def told_ms(self, prefill: int, decode: int) -> float:
-        """The time to move the KV, in ms, by the cost profile alone."""
+        """The time to move the KV, in ms, by the cost profile alone. D pulls what its own cache lacks."""
         step_model, near = self.fleet.inflight.step_model, self.fleet.near(prefill, decode)
-        kinds = (step_model.kind(prefill), step_model.kind(decode), near)
+        had = self.in_cache_at(decode)
+        kinds = (step_model.kind(prefill), step_model.kind(decode), near, had)
         told_ms = self._told.get(kinds)
         if told_ms is None:
-            told_ms = self._told[kinds] = step_model.handoff_ms(self.wanted.prompt_tokens, prefill, decode, near=near)
+            tokens = self.wanted.prompt_tokens - had
+            told_ms = self._told[kinds] = step_model.handoff_ms(tokens, prefill, decode, near=near)
         return told_ms
 
     def _comes_ms(self, prefill: int) -> float:

@@ -22,7 +22,7 @@ from router.core.events import PrefixSource
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.scheduler.scoring.budget import MISS, NEAR, OWN, OWN_MISSED, RAMP, missed_one
-from router.scheduler.scoring.figures import Figures, RowTimes, Saturation
+from router.scheduler.scoring.figures import Figures, RowTimes, Saturation, step_room
 from router.scheduler.scoring.shortlist import Shortlist, listed
 
 FEW: Final = 64
@@ -311,9 +311,14 @@ def _opened(of: Figures, places: list[bool], rows: Sequence[int]) -> list[bool]:
     if saturation is None or until == math.inf:
         return places
     loads = fleet.inflight.rows
-    found = [places[row] and loads[row].opens <= until for row in rows]
+    found = [places[row] and (loads[row].opens <= until or _in_one_step(of, row)) for row in rows]
     lanes = saturation.lanes(wanted, fleet)
     return found if lanes is None else [found[row] and row in lanes for row in rows]
+
+
+def _in_one_step(of: Figures, row: int) -> bool:
+    """Whether one step computes the prompt with those that wait there."""
+    return not of.wanted.sheds and of.tokens - of.cached_at(row) <= step_room(of.fleet, row)
 
 
 def _best(priced: Priced, count: int) -> Priced:

@@ -16,7 +16,7 @@ import numpy as np
 from router.core.arrays import Bools, Floats, Ints
 from router.predict.prefix_cache import rows_of
 from router.scheduler.scoring.budget import OWN, OWN_MISSED, RAMP
-from router.scheduler.scoring.figures import COPY_MS_MAX, LOOSE, Figures
+from router.scheduler.scoring.figures import COPY_MS_MAX, LOOSE, Figures, step_rooms
 
 LISTED: Final = 12
 """Rows that are priced of those that are asked for; four are wanted of each kind (`workload.K`)."""
@@ -71,12 +71,23 @@ class Shortlist:
         until = math.inf if of.saturation is None else of.saturation.opens_until_ms(of.wanted)
         if of.saturation is None or until == math.inf:
             return self.places
-        found: Bools = self.places & (of.fleet.inflight.column("opens") <= until)
+        found: Bools = of.fleet.inflight.column("opens") <= until
+        if not of.wanted.sheds:
+            found |= self._uncached() <= step_rooms(of.fleet)
+        found &= self.places
         lanes = of.saturation.lanes(of.wanted, of.fleet)
         if lanes is not None:
             taken = np.zeros(len(found), dtype=np.bool_)
             taken[lanes] = True
             found &= taken
+        return found
+
+    def _uncached(self) -> Floats:
+        """The prompt's tokens that are to be computed, by row."""
+        of = self._of
+        found: Floats = np.full(len(self.places), float(of.tokens))
+        for chunks, bits in () if of.match is None else of.match.levels:
+            found[rows_of(bits)] -= of.held(chunks)
         return found
 
     def answers(self) -> Bools:

@@ -1,0 +1,24 @@
+"""`--api-key-file`: the key that a command sends to a server. A file, so that no list of processes shows the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster.errors import UsageError
+
+
+def api_key_in(path: Path | None) -> str | None:
+    """The key in this file; None without a file.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no key that fits into a header.
+    """
+    if path is None:
+        return None
+    try:
+        key = path.read_text().strip()
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--api-key-file {path}: {error}") from None
+    if not key.isprintable() or not key.isascii():
+        raise UsageError(f"--api-key-file {path}: holds more than one line of printable characters")
+    return key
