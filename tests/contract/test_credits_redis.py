@@ -38,7 +38,9 @@ def within_credits(fleet: SharedFleet) -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_credits_follow_demand_and_stay_where_they_are_while_the_registry_is_away(tmp_path: Path) -> None:
+async def test_credits_follow_demand_and_stay_where_they_are_while_the_registry_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with SharedFleet(tmp_path, standin=True, tenants=SHARES, roles=ROLES, places=PLACES) as fleet:
         await fleet.begin_routers(3)
         for (tenant, router), count in SKEWED.items():
@@ -46,6 +48,8 @@ async def test_credits_follow_demand_and_stay_where_they_are_while_the_registry_
         await until(lambda: fleet.granted(0) >= ANSWERS // 3, "its demand moves credits to the first", MOVES_S)
 
         fleet.server.kill()
+        # an agent that has just read the routers' demand still grants by it, with the heartbeat that fails
+        await until(lambda: caplog.text.count("; serving on") == len(fleet.agents), "all agents notice", MOVES_S)
         granted = fleet.grants()
         fleet.fronts[1].kill()
         fleet.clients("bolt", 2, 16)
@@ -53,9 +57,7 @@ async def test_credits_follow_demand_and_stay_where_they_are_while_the_registry_
         await until(
             lambda: all(fleet.served[tenant] >= before[tenant] + 4 for tenant in SHARES), "all are served on", MOVES_S
         )
-        for name, grants in fleet.grants().items():  # one that was on its way may have been given since
-            assert grants.keys() == granted[name].keys(), "the last known ones, the killed router's too"
-            assert all(abs(legs - granted[name][router]) <= 1 for router, legs in grants.items()), (grants, granted)
+        assert fleet.grants() == granted, "the last known ones, the killed router's too"
 
         first = fleet.granted(2)
         fleet.server.start()
