@@ -15,7 +15,6 @@ programs cause cache misses, and nothing else.
 from __future__ import annotations
 
 import argparse
-import gc
 import heapq
 import statistics
 import sys
@@ -32,6 +31,7 @@ from cluster.instance import Instance, Load, Role
 from costs import shipped
 from costs.cost import costs_of
 from costs.hardware import gpu_named
+from router.api import reference_cycles
 from router.core.journey import Choose
 from router.core.values import Promise, Wanted
 from router.fleet.view import FleetView
@@ -166,8 +166,7 @@ def main(words: list[str]) -> int:
     names = {cell: f"{cell[0]}{' + admission' if cell[1] else ''}, {cell[2]} {cell[3]}" for cell in cells}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names.values()}
     schedulers = {cell: Schedulers(cell[0], cell[2], FLEETS[cell[3]], admission=cell[1]) for cell in cells}
-    gc.freeze()  # as `baton router` does
-    gc.set_threshold(10_000)
+    reference_cycles.begin()
     for number in range(ROUNDS):
         for cell, here in schedulers.items():
             found[names[cell]].append(measured(here))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -49,15 +48,12 @@ from cluster.registry.registry import Registry
 from cluster.spec import Limits, RouterSettings, Spec
 from cluster.spec.about import settings_of
 from cluster.telemetry import configure_logging
+from router.api import reference_cycles
 from router.api.app import serve
 from router.api.config import Renewed, RouterConfig
 from router.scheduler.scoring.policies import POLICIES
 
 PORT_MAX = 65535
-
-GARBAGE = 10_000
-"""New objects between two runs of the garbage collector (CPython's default is 700). Finished requests leave no
-reference cycles, and each run would search thousands of open requests."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -176,8 +172,7 @@ def run(args: argparse.Namespace) -> int:
             log = opened_log(args.decision_log, "--decision-log", closing, buffered=False)
             config = replace(config, decision_log=log)
         map_large_blocks()
-        gc.freeze()  # imported objects stay
-        gc.set_threshold(GARBAGE, 10, 10)
+        reference_cycles.begin()
         announce = partial(_announce, config, as_json=args.json)
         if processes > 1:
             return _run_processes(processes, config, args, opened_registry, announce)

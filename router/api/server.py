@@ -15,6 +15,7 @@ from cluster.registry.registry import Registry
 from cluster.telemetry import tracing
 from router.admin.operators import Operators
 from router.admin.scrape import Scrape
+from router.api import reference_cycles
 from router.api.aliases import Aliases
 from router.api.config import Renewed, RouterConfig
 from router.api.endpoints import Endpoints
@@ -131,6 +132,7 @@ class Router:
         self.probing.follow()
         keep = parts.tasks.keep
         keep(self._operators.look_forever, "operators")
+        keep(partial(reference_cycles.look_forever, lambda: not parts.open), "reference cycles")
         if self._log_writer is not None:
             keep(partial(self._flush_forever, self._log_writer), "log")
         if self.config.renewed is not None:
