@@ -305,6 +305,7 @@ def fleets_of(plan: ScalingPlan) -> tuple[ScaledFleet, ...]:
             model=model if len(plan.pools) + len(plan.off) > 1 else "",
             pools={pool.name: (pool.role, pool.flips) for pool in pools},
             machine=machine_of(plan, model),
+            footprints={pool.name: pool.footprint for pool in pools},
             check=Checker(plan.members[model], plan.promises),
         )
         for model, pools in plan.pools.items()

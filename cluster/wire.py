@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import msgspec
+
 from cluster.ids import InstanceId, TransferId
 from cluster.scan import Steps
 
@@ -106,6 +108,9 @@ ENGINE_ID_CHARS_MAX = 256
 
 _OBJECT = (dict, Mapping)
 """A dict first: to find out that something is a Mapping takes a microsecond."""
+
+_LIST = (list, tuple, msgspec.Raw)
+"""A list; one that is only passed on stays JSON (`router.core.engine_answers.prefilled_in`)."""
 
 RANK_HEADER = "x-data-parallel-rank"
 """Chooses the data parallel rank of an engine that computes a request (vLLM). Set by routers, never by clients."""
@@ -380,7 +385,7 @@ def is_ticket_refused(status: int, body: bytes) -> bool:
 def read_transfer(answer: Mapping[str, Any]) -> TransferFields | None:
     """The hold that P's answer describes; None if P kept nothing (no connector, or nothing to hand over)."""
     fields = answer.get("kv_transfer_params")
-    if not isinstance(fields, _OBJECT) or not isinstance(fields.get("remote_block_ids"), (list, tuple)):
+    if not isinstance(fields, _OBJECT) or not isinstance(fields.get("remote_block_ids"), _LIST):
         return None
     if fields["remote_block_ids"] and fields.get("do_remote_prefill"):
         return TransferFields(dict(fields))

@@ -16,7 +16,7 @@ class Blocked:
         """By pool: until when, why, and the kind of reason."""
         self._budgets: Final[dict[str, tuple[float, str]]] = {}
 
-    def add(self, pool: str, because: str, now: float, for_s: float, kind: str = "no GPU") -> None:
+    def add(self, pool: str, because: str, now: float, for_s: float, kind: str) -> None:
         """Start nothing in this pool for `for_s` seconds. `kind`: the first words of the condition that says so."""
         self._pools[pool] = (now + for_s, because, kind)
 

@@ -62,6 +62,11 @@ class Usage:
         self.gpus[footprint.gpu] = self.gpus.get(footprint.gpu, 0) + footprint.gpus
         self._sum()
 
+    def also(self, gpus: Mapping[str, int]) -> None:
+        """Count GPUs, by type, that others use."""
+        for gpu, count in gpus.items():
+            self.gpus[gpu] = self.gpus.get(gpu, 0) + count
+
     def remove(self, instance: InstanceId) -> Footprint:
         """Take away an instance that is gone; returns what it used.
 

@@ -81,7 +81,7 @@ class Changes:
         """Note an action that the actuator has refused, or not answered: that one is tried again soon."""
         action, for_s = event.action, self._rules.unseen_s if event.unsure else self._rules.blocked_s
         if isinstance(action, do.Start):
-            self._blocked.add(action.pool, event.refusal, now, for_s)
+            self._blocked.add(action.pool, event.refusal, now, for_s, "refused")
         elif isinstance(action, do.Flip):
             if not event.unsure:
                 self._flips.refused(action, now)
@@ -122,6 +122,24 @@ class Changes:
     def without_traffic(self, orders: Mapping[Role, tuple[int, str]], now: float) -> ChosenChange | None:
         """Changes that need no measurement: failed instances end, pools get their `min`, operators' orders hold."""
         return self._cancel(now) or self._fewest(orders, now) or self._as_ordered(orders, now)
+
+    def woken(self, now: float) -> ChosenChange | None:
+        """The first instances of a fleet without any for prompts or for answers, once requests come. Nothing else could
+        begin it: sizes are computed from answers, and nobody gives one.
+        """
+        if now - self._up_s < self._rules.up_every_s:
+            return None
+        staying, usage, actions = self._standing.staying(), self._standing.usage(), list[do.Action]()
+        prompts, answers = any(each.role.prefills for each in staying), any(each.role.decodes for each in staying)
+        lacking = [role for role, there in ((Role.PREFILL, prompts), (Role.DECODE, answers)) if not there]
+        for role in dict.fromkeys(role if role in self._kinds.roles else Role.BOTH for role in lacking):
+            pool, lacks = self._pool_for(role, usage, now)
+            if pool is None:
+                self._blocked.budget(role.value, lacks, now)
+                continue
+            because = f"{role.value}: requests come, and no instance for them is there or coming"
+            actions.append(self._start(pool, because, usage, now))
+        return ChosenChange(What.UP, actions[0].because, tuple(actions)) if actions else None
 
     # --- pending ------------------------------------------------------------------------------------------------------
 

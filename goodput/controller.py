@@ -115,6 +115,7 @@ class Controller:
             return self._hold(now, "the actuator could not say what instances there are", unknown="instances")
         self.manual.saw(seen.instances, self.standing, now, leads=seen.leads)
         self.standing.see(seen.instances, now)
+        self.standing.elsewhere = seen.elsewhere
         self.startups.saw(seen.instances)
         self.overdue.saw(self.standing.instances, now)
         self._changes.saw(now)
@@ -127,6 +128,8 @@ class Controller:
     def _given(self, seen: Observation, now: float, because: str, unknown: str = "") -> tuple[Effect, ...]:
         """Decide without the load, which is unknown: pools' `min` and operators' orders need no measurement."""
         chosen = self._changes.without_traffic(self.manual.orders(now), now)
+        if chosen is None and self.needs.traffic.counted:
+            chosen = self._changes.woken(now)
         if chosen is None or self._idle(seen):
             return self._hold(now, because, unknown)
         conditions = (*self._changes.conditions(now), *((f"unknown: {unknown}",) if unknown else ()))

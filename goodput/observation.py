@@ -11,7 +11,7 @@ add up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -144,6 +144,8 @@ class Observation:
     """None: the actuator could not say."""
     leads: bool = True
     """Whether this controller leads; one that does not only observes."""
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
+    """GPUs that other models' instances use, by type: the budget is of all models together."""
 
 
 NO_COUNTS: Final = ClassCounts()

@@ -33,6 +33,8 @@ class StandingInstances:
         self._gave: dict[InstanceId, float] = {}
         """When each instance was asked for, refused and lost ones included."""
         self.instances: dict[InstanceId, InstanceSeen] = {}
+        self.elsewhere: Mapping[str, int] = {}
+        """GPUs that other models' instances use, by type."""
 
     def see(self, instances: Iterable[InstanceSeen], now: float) -> None:
         """Take over what exists now."""
@@ -93,8 +95,9 @@ class StandingInstances:
         return [each for each in self.staying(role) if each.phase in _COMES]
 
     def usage(self) -> Usage:
-        """What all instances that are not gone use."""
+        """What all instances that are not gone use, and the GPUs of other models."""
         found = Usage()
+        found.also(self.elsewhere)
         for name, each in self.instances.items():
             found.add(name, self.footprint(each))
         return found

@@ -14,7 +14,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Final, Protocol
 
@@ -24,6 +24,7 @@ from cluster.registry.membership import ChangeKind, Heartbeat, Member, MemberKin
 from cluster.registry.registry import Registry, RegistryDown, read_members
 from cluster.telemetry import tracing
 from goodput.actions import Action, Start
+from goodput.actuate.elsewhere import OtherModels
 from goodput.actuate.engines import by_engine
 from goodput.actuate.existing import ExistingFleet as Existing
 from goodput.actuate.existing import InstanceLife
@@ -31,6 +32,7 @@ from goodput.actuate.journal import Journal
 from goodput.actuate.lease import ACTION_S, LeaderClaim
 from goodput.actuate.protocol import Actuator, Unobservable, carry_out
 from goodput.actuate.seen import Readiness, counts_of, seen_all
+from goodput.budget import Footprint
 from goodput.decision import (
     Act,
     Answered,
@@ -80,6 +82,8 @@ class ScaledFleet:
     pools: Mapping[str, tuple[Role, bool]]
     """By name: the role that instances start in, and whether they may take another role."""
     machine: FleetController
+    footprints: Mapping[str, Footprint] = field(default_factory=dict)
+    """By pool, what one of its instances uses."""
     check: Callable[[Check], Awaitable[Checked]] | None = None
     """Simulates a fleet on requests like recent ones; None: the machine's formulas decide alone."""
 
@@ -145,6 +149,7 @@ class Scaler:
         self._memberships: Final = {MemberKind.INSTANCE: self._instances, MemberKind.ROUTER: self._routers}
         self._left: tuple[Member, ...] = ()
         """Routers that have said goodbye since the look before, with their last counts."""
+        self._others: Final = OtherModels({each.model: each.footprints for each in fleets})
         self._readiness: Final = {each.model: Readiness() for each in fleets}
         self._at_start = dict(at_start or {})
         self._begins, self._ending = False, frozenset[str]()
@@ -296,11 +301,14 @@ class Scaler:
             readiness = self._readiness[fleet.model]
             instances = seen_all(existing, self.beats, fleet.pools, readiness, now)
             self.seen[fleet.model] = instances
+        there = () if existing is None else existing.instances
+        self._others.see(there, now)
         return Observation(
             at_s=now,
             routers=self._counts(fleet, instances or ()) if heard else (),
             instances=instances,
             leads=self.lease.held,
+            elsewhere=self._others.gpus(fleet.model, there),
         )
 
     def _counts(self, fleet: ScaledFleet, instances: tuple[InstanceSeen, ...]) -> tuple[RouterCounts, ...]:
@@ -356,6 +364,8 @@ class Scaler:
                 answered = await self._done(action)
                 span.end("refused" if answered.refusal else "", {"baton.refusal": answered.refusal or None})
         refusal = answered.refusal
+        if isinstance(action, Start) and not refusal:
+            self._others.began(action.instance, action.pool, self._clock())
         logger.info("%s %s: %s%s", what, action.instance, action.because, f" - refused: {refusal}" if refusal else "")
         return answered
 

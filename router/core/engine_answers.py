@@ -29,6 +29,7 @@ _QUOTED: Final = 200
 
 _QUOTE: Final = ord('"')
 _BRACE: Final = ord("{")
+_BRACKET: Final = ord("[")
 
 _TOLD: Final = msgspec.json.Decoder(EngineTold)
 _PARTS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -69,7 +70,8 @@ def _without_blocks(raw: bytes) -> dict[str, Any] | None:
         hold = {name: part if name == _BLOCKS else msgspec.json.decode(part) for name, part in held.items()}
     except UNREADABLE:
         return object_in(raw)
-    if len(memoryview(hold.get(_BLOCKS, b""))) < _LONG_ANSWER // 4:
+    blocks = memoryview(hold.get(_BLOCKS, b""))
+    if len(blocks) < _LONG_ANSWER // 4 or blocks[0] != _BRACKET:
         return object_in(raw)
     return {**fields, _HOLD: hold}
 

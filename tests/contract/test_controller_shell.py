@@ -22,6 +22,7 @@ from goodput.actuate.journal import Journal, lines
 from goodput.actuate.lease import MARGIN_S, LeaderClaim
 from goodput.actuate.protocol import carry_out
 from goodput.actuate.scaler import ScaledFleet, Scaler
+from goodput.budget import Footprint
 from goodput.decision import Observed, Pause, What
 from goodput.decisionlog import decode
 
@@ -256,6 +257,23 @@ async def test_a_fleet_is_brought_up_once_and_by_the_leader_alone() -> None:
     await rig.actuator.drain(Drain(instance=InstanceId("decode-0")))
     await first.look()
     assert len(rig.actuator.started) == 3, "after the start sizes are the machine's"
+
+
+async def test_each_model_sees_the_gpus_that_others_have_just_taken() -> None:
+    rig = Rig()
+    lease = LeaderClaim(rig.registry, URL, clock=rig.clock)
+    one, other = Scripted(lambda _: {"prefill": 2}), Scripted(lambda _: {})
+    uses = Footprint(gpu="H100", gpus=4)
+    fleets = (
+        ScaledFleet(model="m", pools={"prefill": (Role.PREFILL, False)}, machine=one, footprints={"prefill": uses}),
+        ScaledFleet(model="n", pools={"n-both": (Role.BOTH, False)}, machine=other, footprints={"n-both": uses}),
+    )
+    scaler = Scaler(rig.registry, lease, rig.actuator, fleets, clock=rig.clock)
+    await lease.turn()
+    for _ in range(2):
+        await scaler.look()
+        assert other.looks[-1].elsewhere == {"H100": 8}, "of the same look, too"
+    assert one.looks[-1].elsewhere == {}
 
 
 AT_START = {"prefill": 1, "decode": 4}

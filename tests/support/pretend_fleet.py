@@ -60,6 +60,8 @@ class PretendFleet:
     """How many GPUs exist; None: no limit."""
     taken: int = 0
     """How many of `gpus` other programs use."""
+    elsewhere: dict[str, int] = field(default_factory=dict)
+    """GPUs that other models' instances use, by type."""
     life: str = "1"
     actions: list[tuple[float, do.Action]] = field(default_factory=list)
     most_gpus: int = 0
@@ -196,6 +198,7 @@ class Drive:
             routers=self.fleet.heard(self.now),
             instances=self.fleet.observe(self.now),
             leads=self.leads,
+            elsewhere=self.fleet.elsewhere,
         )
         self.feed(Observed(seen))
 

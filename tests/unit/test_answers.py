@@ -11,7 +11,15 @@ from cluster.http.headers import printable
 from cluster.instance import MODELS_MAX, models_in
 from engine.vllm.metrics import parse_load
 from router.core.eligibility import CHAT, COMPLETIONS
-from router.core.engine_answers import BEGINNING_BYTES_MAX, beginning, completion_in, json_type, object_in, refusal
+from router.core.engine_answers import (
+    BEGINNING_BYTES_MAX,
+    beginning,
+    completion_in,
+    json_type,
+    object_in,
+    prefilled_in,
+    refusal,
+)
 from router.core.timing_parts import EngineTold
 from router.predict.predictors import answer_tokens, cached_in
 from router.request.splice import EVENT_BYTES_MAX, SaidSoFar, Seed, Splice, SpliceBroken, seed_of
@@ -167,3 +175,15 @@ def test_impossible_loads_are_read_as_0() -> None:
         'vllm:cache_config_info{block_size="999999999999",num_gpu_blocks="999999999999"} 1\n'
     )
     assert (load.running, load.waiting, load.prompt_tokens, load.kv_tokens) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "held"), [(list(range(2000)), True), ("7" * 5000, False), ({"7": [7] * 2000}, False), (7, False)]
+)
+@pytest.mark.parametrize("reads_blocks", [True, False])
+def test_a_hold_has_a_list_of_blocks_read_or_unread(blocks: object, held: bool, reads_blocks: bool) -> None:
+    hold = {"do_remote_prefill": True, "remote_block_ids": blocks, "remote_engine_id": "e" * 5000}
+    raw = json.dumps({"choices": [{"text": "a"}], "kv_transfer_params": hold}).encode()
+    fields = prefilled_in(raw, reads_blocks=reads_blocks)
+    assert fields is not None
+    assert (wire.read_transfer(fields) is not None) is held

@@ -731,3 +731,35 @@ def test_a_manual_size_below_the_min_is_kept() -> None:
         at.now += 5.0
         at.look()
     assert (at.fleet.of_role(P), at.fleet.of_role(D)) == (2, 3)
+
+
+def test_the_first_request_begins_an_empty_fleet() -> None:
+    """Before, nothing began it: a size is computed from 20 complete answers, and no instance gave one."""
+    at = drive(0, 0, kinds=pools(min=0))
+    at.look()
+    at.now += 5.0
+    at.look()
+    assert not at.fleet.actions, "nobody asks"
+    at.fleet.arrivals += 1
+    at.fleet.prompts.add(8000)
+    for _ in range(3):
+        at.now += 5.0
+        at.look()
+    assert [each.pool for each in starts(at.fleet.actions)] == ["prefill", "decode"]
+    assert "requests come" in starts(at.fleet.actions)[0].because
+
+
+def test_gpus_of_other_models_count_against_the_budget() -> None:
+    at = drive(budget=Budget(gpus={"A100": 14}))
+    at.fleet.elsewhere = {"A100": 4}
+    at.run(lambda _: 6.0, 600, rng())
+    assert at.fleet.most_gpus == 10
+    assert any("0 of 14 left in the budget" in each for each in at.decisions[-1].conditions)
+
+
+def test_a_refused_start_is_called_that() -> None:
+    """Before, the condition of each refusal began with `no GPU`."""
+    at = drive(1, 1)
+    at.fleet.refuses = lambda each: "quota exceeded" if isinstance(each, do.Start) else ""
+    at.run(lambda _: 6.0, 120, rng())
+    assert any(each.startswith("refused: ") and "quota" in each for each in at.decisions[-1].conditions)
