@@ -117,34 +117,26 @@ class Announcer:
         down = False
         while not self._over:  # not by cancellation alone: a library may swallow one
             await self._hear_routers()
-            try:
-                answers = await self._beat_all()
-            except RegistryDown as reason:
-                if not down:
-                    logger.warning("%s; serving on", reason)
-                down = True
-            else:
-                if down:
-                    logger.info("the registry is back")
-                down = False
-                refused = next((answer for answer in answers if isinstance(answer, NameRefused)), None)
-                if refused is not None and not self._refused:
-                    self._refused = True  # told twice to leave, the agent would cut its streams off
-                    self._lost(refused.because)
+            answers, failures = await self._beat_all()
+            if failures and not down:
+                logger.warning("%s; serving on", failures[0])
+            elif down and not failures:
+                logger.info("the registry is back")
+            down = bool(failures)
+            refused = next((answer for answer in answers if isinstance(answer, NameRefused)), None)
+            if refused is not None and not self._refused:
+                self._refused = True  # told twice to leave, the agent would cut its streams off
+                self._lost(refused.because)
             self._nudge.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_EVERY_S):
                     await self._nudge.wait()
 
-    async def _beat_all(self) -> list[Beaten | NameRefused]:
+    async def _beat_all(self) -> tuple[list[Beaten | NameRefused], list[RegistryDown | ValueError]]:
         """Send a heartbeat of each rank, some at a time: on a slow registry the last of many would come too late. One
-        that fails keeps no other back.
-
-        Raises:
-            RegistryDown: the first failure, once all were tried.
-            ValueError: the same.
+        that fails keeps no other back. Returns the registry's answers, and the failures.
         """
-        at_once, failures = asyncio.Semaphore(BEATS_AT_ONCE), list[Exception]()
+        at_once, failures = asyncio.Semaphore(BEATS_AT_ONCE), list[RegistryDown | ValueError]()
         answers: list[Beaten | NameRefused] = []
 
         async def beat(rank: Rank) -> None:
@@ -157,9 +149,7 @@ class Announcer:
         async with asyncio.TaskGroup() as group:
             for rank in self._ranks:
                 group.create_task(beat(rank))
-        if failures:
-            raise failures[0]
-        return answers
+        return answers, failures
 
     async def _hear_routers(self) -> None:
         """Read which routers share the credits, and how many each one wants."""

@@ -150,6 +150,8 @@ class AgentMachine:
     load: Load = field(default_factory=Load)
     drained: bool = False
     """Whether it drains and has shown no unfinished work for long enough."""
+    doubted: bool = False
+    """It is drained, and its last load showed work: perhaps its own question for a token (`engine.vllm.canary`)."""
     leaving: bool = False
     asked: bool = False
     """Whether it was told to leave."""
@@ -290,10 +292,14 @@ class AgentMachine:
         left = self.rules.unfinished(load)
         self.detail = left or "nothing left"
         if left is not None:
+            if self.drained and not self.doubted:
+                self.doubted = True
+                return ()
             if self.drained:
                 self.deadline = now + self.drain_s
             self.idle_since, self.drained = None, False
             return ()
+        self.doubted = False
         if self.idle_since is None:
             self.idle_since = now
         return self._tick(now)

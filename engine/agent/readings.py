@@ -116,7 +116,7 @@ class EngineReadings:
                     with contextlib.suppress(Unwell):
                         self._heard(await probe.metrics())
                         looks += 1
-                        if await asyncio.to_thread(self._adapters.check):
+                        if await self._adapters_changed():
                             self._changed()
                         if looks % (ADAPTERS_EVERY_LOOKS if self.adapters else MODELS_EVERY_LOOKS) == 0:
                             await self._hear_models(await probe.models())
@@ -124,6 +124,14 @@ class EngineReadings:
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._now.wait()
                 self._now.clear()
+
+    async def _adapters_changed(self) -> bool:
+        """Whether files of a loaded adapter have changed. Where no thread can be started, the next look asks."""
+        if not self.adapters:
+            return False
+        with contextlib.suppress(RuntimeError):
+            return await asyncio.to_thread(self._adapters.check)
+        return False
 
     async def _hear_models(self, entries: tuple[dict[str, Any], ...]) -> None:
         """Publish the models only if one is new or gone: vLLM gives its entries a new date at every reading."""

@@ -58,9 +58,9 @@ class CoreWatch:
 
     async def _ask(self, rank: int, canary: Canary) -> None:
         """Ask one core for a token; whatever the engine answers, its core may be well. No answer is none: the wait is
-        longer than a core may be stuck.
+        longer than a core may be stuck. If this process cannot ask (it gets no thread, say), that is not its fault.
         """
-        with contextlib.suppress(Unwell):
+        with contextlib.suppress(Unwell, RuntimeError, OSError):
             named = rank if len(self._canaries) > 1 else None
             await self._probe.first_token(self._model, named, self._stuck_max_s + MARGIN_S)
         canary.answered(time.monotonic())

@@ -247,8 +247,8 @@ class OpenBodies:
     def drop(self, client: str, size: int) -> None:
         """It is over."""
         self.bytes -= size
-        left = self._of[client] - size
-        if left:
+        left = self._of.get(client, 0) - size
+        if left > 0:
             self._of[client] = left
         else:
-            del self._of[client]
+            self._of.pop(client, None)  # requests without a body leave nothing to take away

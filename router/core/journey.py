@@ -166,10 +166,11 @@ class Journey:
     """
 
     __slots__ = (
-        "aborted", "arrived", "asks_second", "attempt", "attempts_max", "because", "deadline", "deadline_s", "decode",
-        "early", "early_at", "excluded", "first_token", "give_up", "hand_over", "held_until", "last_failure", "legs",
-        "now", "outcome", "prefill", "prefilled", "pulled", "sent_at", "spared", "spoken", "stall_s",
-        "state", "stream", "touched", "transfer", "turn_ends", "unbound", "unpinned", "untold", "whole_deadline",
+        "aborted", "arrived", "asks_second", "attempt", "attempts_max", "barred", "barred_until", "because",
+        "deadline", "deadline_s", "decode", "early", "early_at", "excluded", "first_token", "give_up", "hand_over",
+        "held_until", "last_failure", "legs", "now", "outcome", "prefill", "prefilled", "pulled", "sent_at", "spared",
+        "spoken", "stall_s", "state", "stream", "touched", "transfer", "turn_ends", "unbound", "unpinned", "untold",
+        "whole_deadline",
     )  # fmt: skip
 
     def __init__(
@@ -197,9 +198,10 @@ class Journey:
         self.hand_over, self.stream = hand_over, stream
         self.deadline, self.deadline_s, self.arrived = deadline, deadline_s, deadline - deadline_s
         self.stall_s, self.whole_deadline, self.attempts_max = stall_s, whole_deadline, attempts_max
-        self.state = JourneyState.CHOOSING
-        self.attempt = 0
+        self.state, self.attempt = JourneyState.CHOOSING, 0
         self.excluded: frozenset[InstanceId] = _NO_INSTANCES
+        self.barred, self.barred_until = _NO_INSTANCES, -math.inf
+        """Instances that may be told to abort by the request's id until then, which would end a later leg there."""
         self.prefill: InstanceId | None = None
         """The instance of the prefill leg that was sent last; once one has answered, the answering instance."""
         self.legs: tuple[InstanceId, ...] = ()
@@ -225,8 +227,7 @@ class Journey:
         """A drawn first token was given up. No later one binds the answer, so this happens once in a journey."""
         self.spoken = False
         """The client has received a status, and a token or more."""
-        self.because, self.now = "", 0.0
-        self.outcome, self.last_failure = "served", ""
+        self.because, self.now, self.outcome, self.last_failure = "", 0.0, "served", ""
         self.give_up = math.inf
         """In state `CANCELLING`, the end of the wait for the prefill leg; P is asked to abort it once (`aborted`)."""
         self.aborted = False
@@ -407,7 +408,11 @@ class Journey:
     def _choose(self) -> Choose:
         """Ask for instances; a hold goes only to a D that may have it."""
         holders = (self.prefill,) if self._may_be_pulled and self.prefill is not None else ()
-        return Choose(self.excluded, self.hand_over, holders=holders)
+        return Choose(self._not_now(), self.hand_over, holders=holders)
+
+    def _not_now(self) -> frozenset[InstanceId]:
+        """Instances that no leg may go to now."""
+        return self.excluded | self.barred if self.now < self.barred_until else self.excluded
 
     def _prefilled(self, event: PrefillAnswered) -> tuple[Effect, ...]:
         by = self._answered(event.by)
@@ -507,8 +512,8 @@ class Journey:
             assert self.decode is not None and self.pulled is not None
             # An answer in one piece may be late for another reason: its share is limited.
             lost = self.transfer is not None and self.stream
-            return (choice_instead(self.excluded, self.decode, self.pulled, hand_over=self.hand_over, lost=lost),)
-        return (second_choice(self.excluded, self.legs, self.pulled, hand_over=self.hand_over),)
+            return (choice_instead(self._not_now(), self.decode, self.pulled, hand_over=self.hand_over, lost=lost),)
+        return (second_choice(self._not_now(), self.legs, self.pulled, hand_over=self.hand_over),)
 
     def _outlast(self) -> tuple[Effect, ...]:
         """Let the prefill legs that are still under way run to their end unused."""
@@ -522,7 +527,7 @@ class Journey:
         if not self.early:
             return ()
         self.early, self.early_at = False, math.inf
-        self.excluded |= {*self.legs}  # an abort goes by the request's id: it would end a later leg there, too
+        self.barred, self.barred_until = frozenset(self.legs), self.now + PATIENCE_S + CANCEL_WAIT_S
         return (*self._outlast(), *self._opened(event))
 
     def _early_lost(self, event: EarlyLost) -> tuple[Effect, ...]:

@@ -244,9 +244,21 @@ def test_a_drained_instance_that_is_told_again_to_drain_stays_drained() -> None:
     machine.handle(DrainAsked(60, leave=False), 20.0)
     assert machine.drained and machine.next_wakeup() is None
     assert machine.handle(Tick(), 80.0) == (), "it was drained in time"
+    machine.handle(LoadRead(BUSY), 89.5)
     machine.handle(LoadRead(BUSY), 90.0)
     assert (machine.drained, machine.next_wakeup()) == (False, 150.0), "a drain that begins anew has all its time"
     assert "was not drained within 60 s: 3 streams" in said(machine.handle(Tick(), 150.0))
+
+
+def test_the_agents_own_question_for_a_token_leaves_an_instance_drained() -> None:
+    """An idle engine is asked for one twice a minute: before, the instance was said to be drained anew each time."""
+    machine = ready(DecodeRules())
+    machine.handle(DrainAsked(60, leave=False), 10.0)
+    machine.handle(LoadRead(IDLE), 12.0)
+    machine.handle(Tick(), 15.0)
+    for at in (30.0, 60.0):
+        assert machine.handle(LoadRead(BUSY), at) == () and machine.drained
+        assert machine.handle(LoadRead(IDLE), at + 0.5) == () and machine.drained
 
 
 def test_an_agent_told_twice_to_leave_stops_at_once() -> None:

@@ -1152,6 +1152,13 @@ def test_a_p_that_an_early_leg_outlasts_gets_no_other_leg_of_the_request() -> No
     )
 
 
+def test_minutes_later_a_p_that_an_early_leg_outlasted_may_serve_again() -> None:
+    """With one P and one D nobody else could: before, a stream whose D died failed although P was well."""
+    machine = early()
+    play(machine, [(Opened(), [OutlastPrefill(P), Relay()])])
+    play(machine, [(Lost("died", again=True), [CloseDecode(), Choose(frozenset({D}), hand_over=True)])], now=600.0)
+
+
 def test_an_early_leg_that_is_lost_costs_nothing() -> None:
     play(early(), [(EarlyLost("reset"), []), (HELD, [SendDecode(D, HOLD)]), (Opened(), [Relay()])])
 

@@ -25,3 +25,13 @@ def test_one_client_leaves_room_for_others() -> None:
     for client, size in (("a", 25), ("a", 25), ("b", 25)):
         bodies.drop(client, size)
     assert (bodies.bytes, bodies._of) == (0, {})
+
+
+def test_requests_without_a_body_leave_nothing_behind() -> None:
+    """Before, the second of two at once ended with a KeyError: a 404 became a 500."""
+    bodies = OpenBodies(100)
+    for size in (0, 0, 9):
+        bodies.add("a", size)
+    for size in (9, 0, 0):
+        bodies.drop("a", size)
+    assert (bodies.bytes, bodies._of) == (0, {})

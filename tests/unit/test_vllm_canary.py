@@ -6,6 +6,7 @@ import pytest
 
 from cluster.instance import Load
 from engine.vllm.canary import STILL_S, STUCK_S, Canary, lacks_memory, progress, tells_nothing
+from engine.vllm.core_watch import watching
 
 IDLE = progress(Load(prompt_tokens=5, generation_tokens=1))
 LATER = progress(Load(prompt_tokens=5, generation_tokens=2))
@@ -83,3 +84,18 @@ def test_whether_an_engine_tells_anything_of_its_cores(text: str, silent: bool) 
 )
 def test_whether_requests_wait_for_memory_alone(load: Load, lacks: bool) -> None:
     assert lacks_memory(load) is lacks
+
+
+class NoThreads:
+    """A probe of a process that gets no thread more, so that no name can be resolved."""
+
+    async def first_token(self, *_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+async def test_a_question_that_this_process_cannot_ask_ends_no_watch() -> None:
+    """Before, it ended the watch, and with it a healthy engine."""
+    canary = Canary(0.0)
+    async with watching(NoThreads(), "m", 1, STUCK_S) as watch:  # type: ignore[arg-type]
+        await watch._ask(0, canary)
+    assert canary.stuck_s(STUCK_S * 2) == 0.0
