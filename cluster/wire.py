@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import msgspec
-
 from cluster.ids import InstanceId, TransferId
 from cluster.scan import Steps
 
@@ -109,8 +107,9 @@ ENGINE_ID_CHARS_MAX = 256
 _OBJECT = (dict, Mapping)
 """A dict first: to find out that something is a Mapping takes a microsecond."""
 
-_LIST = (list, tuple, msgspec.Raw)
-"""A list; one that is only passed on stays JSON (`router.core.engine_answers.prefilled_in`)."""
+_NO_LIST = (str, int, float, dict)
+"""What JSON has beside lists. A list that is only passed on is none of Python's: `msgspec.Raw`
+(`router.core.engine_answers.prefilled_in`), which engines' own Python need not have."""
 
 RANK_HEADER = "x-data-parallel-rank"
 """Chooses the data parallel rank of an engine that computes a request (vLLM). Set by routers, never by clients."""
@@ -385,11 +384,10 @@ def is_ticket_refused(status: int, body: bytes) -> bool:
 def read_transfer(answer: Mapping[str, Any]) -> TransferFields | None:
     """The hold that P's answer describes; None if P kept nothing (no connector, or nothing to hand over)."""
     fields = answer.get("kv_transfer_params")
-    if not isinstance(fields, _OBJECT) or not isinstance(fields.get("remote_block_ids"), _LIST):
+    if not isinstance(fields, _OBJECT) or not fields.get("do_remote_prefill"):
         return None
-    if fields["remote_block_ids"] and fields.get("do_remote_prefill"):
-        return TransferFields(dict(fields))
-    return None
+    blocks = fields.get("remote_block_ids")
+    return TransferFields(dict(fields)) if blocks and not isinstance(blocks, _NO_LIST) else None
 
 
 def first_finish_reason(answer: Mapping[str, Any]) -> str | None:

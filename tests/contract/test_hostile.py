@@ -16,9 +16,9 @@ import pytest
 from aiohttp import web
 from support.fleet import Fleet, Starter, eventually
 
-from baton.commands.router import GARBAGE
 from cluster.keys import digest
 from cluster.spec import Tenant
+from router.api import reference_cycles
 from router.http.cold import AiohttpConnection
 from router.http.front import AHEAD_BYTES_MAX, ClientConnection
 
@@ -295,8 +295,9 @@ async def test_ten_thousand_broken_uploads_leave_nothing(start: Starter) -> None
     """Garbage collection is set as in `baton router`: aiohttp's connections form cycles. In all 1 GB is uploaded."""
     fleet = await start()
     threshold = gc.get_threshold()
-    gc.set_threshold(GARBAGE, 10, 10)
+    reference_cycles.begin()
     try:
         assert await _growth_mb(fleet, 10_000) < 12
     finally:
         gc.set_threshold(*threshold)
+        gc.unfreeze()
