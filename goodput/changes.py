@@ -123,9 +123,9 @@ class Changes:
         """Changes that need no measurement: failed instances end, pools get their `min`, operators' orders hold."""
         return self._cancel(now) or self._fewest(orders, now) or self._as_ordered(orders, now)
 
-    def woken(self, now: float) -> ChosenChange | None:
+    def woken(self, ordered: Collection[Role], now: float) -> ChosenChange | None:
         """The first instances of a fleet without any for prompts or for answers, once requests come. Nothing else could
-        begin it: sizes are computed from answers, and nobody gives one.
+        begin it: sizes are computed from answers, and nobody gives one. Not in a role whose size an operator decides.
         """
         if now - self._up_s < self._rules.up_every_s:
             return None
@@ -133,6 +133,8 @@ class Changes:
         prompts, answers = any(each.role.prefills for each in staying), any(each.role.decodes for each in staying)
         lacking = [role for role, there in ((Role.PREFILL, prompts), (Role.DECODE, answers)) if not there]
         for role in dict.fromkeys(role if role in self._kinds.roles else Role.BOTH for role in lacking):
+            if role in ordered:
+                continue
             pool, lacks = self._pool_for(role, usage, now)
             if pool is None:
                 self._blocked.budget(role.value, lacks, now)

@@ -129,7 +129,7 @@ class Controller:
         """Decide without the load, which is unknown: pools' `min` and operators' orders need no measurement."""
         chosen = self._changes.without_traffic(self.manual.orders(now), now)
         if chosen is None and self.needs.traffic.counted:
-            chosen = self._changes.woken(now)
+            chosen = self._changes.woken(self.manual.orders(now), now)
         if chosen is None or self._idle(seen):
             return self._hold(now, because, unknown)
         conditions = (*self._changes.conditions(now), *((f"unknown: {unknown}",) if unknown else ()))

@@ -749,6 +749,18 @@ def test_the_first_request_begins_an_empty_fleet() -> None:
     assert "requests come" in starts(at.fleet.actions)[0].because
 
 
+def test_requests_begin_no_role_that_an_operator_keeps_empty() -> None:
+    at = drive(0, 0, kinds=pools(min=0))
+    at.feed(Resize(P, 0, "ana"))
+    at.look()
+    at.fleet.arrivals += 1
+    at.fleet.prompts.add(8000)
+    for _ in range(3):
+        at.now += 5.0
+        at.look()
+    assert [each.pool for each in starts(at.fleet.actions)] == ["decode"]
+
+
 def test_gpus_of_other_models_count_against_the_budget() -> None:
     at = drive(budget=Budget(gpus={"A100": 14}))
     at.fleet.elsewhere = {"A100": 4}
