@@ -39,7 +39,10 @@ class ChosenChange:
 
 
 class Changes:
-    """Chooses one controller's changes; remembers when it made the last ones, and what was refused."""
+    """Chooses one controller's changes; remembers when it made the last ones, and what was refused.
+
+    Long, as each kind of change is a short method or two, and their order stands in one place.
+    """
 
     def __init__(self, kinds: Kinds, standing: StandingInstances, rules: ControlRules, overdue: Overdue) -> None:
         self._kinds: Final = kinds
@@ -119,13 +122,18 @@ class Changes:
             found = first or self._up(needs, now, flips=False) or self._as_ordered(orders, now)
         return found or ChosenChange(What.HOLD, _told(needs))
 
-    def without_traffic(self, orders: Mapping[Role, tuple[int, str]], now: float) -> ChosenChange | None:
-        """Changes that need no measurement: failed instances end, pools get their `min`, operators' orders hold."""
-        return self._cancel(now) or self._fewest(orders, now) or self._as_ordered(orders, now)
+    def without_traffic(
+        self, orders: Mapping[Role, tuple[int, str]], now: float, *, asked: bool
+    ) -> ChosenChange | None:
+        """Changes that need no measurement: failed instances end, pools get their `min`, operators' orders hold, and an
+        empty fleet begins if it was `asked` for answers.
+        """
+        found = self._cancel(now) or self._fewest(orders, now) or self._as_ordered(orders, now)
+        return found or (self._woken(orders, now) if asked else None)
 
-    def woken(self, ordered: Collection[Role], now: float) -> ChosenChange | None:
-        """The first instances of a fleet without any for prompts or for answers, once requests come. Nothing else could
-        begin it: sizes are computed from answers, and nobody gives one. Not in a role whose size an operator decides.
+    def _woken(self, ordered: Collection[Role], now: float) -> ChosenChange | None:
+        """The first instances for prompts and for answers, where none is there or coming. Nothing else would start
+        them: sizes are computed from complete answers. Not in a role whose size an operator decides.
         """
         if now - self._up_s < self._rules.up_every_s:
             return None

@@ -127,9 +127,8 @@ class Controller:
 
     def _given(self, seen: Observation, now: float, because: str, unknown: str = "") -> tuple[Effect, ...]:
         """Decide without the load, which is unknown: pools' `min` and operators' orders need no measurement."""
-        chosen = self._changes.without_traffic(self.manual.orders(now), now)
-        if chosen is None and self.needs.traffic.counted:
-            chosen = self._changes.woken(self.manual.orders(now), now)
+        asked = self.needs.traffic.counted > 0
+        chosen = self._changes.without_traffic(self.manual.orders(now), now, asked=asked)
         if chosen is None or self._idle(seen):
             return self._hold(now, because, unknown)
         conditions = (*self._changes.conditions(now), *((f"unknown: {unknown}",) if unknown else ()))

@@ -1,8 +1,8 @@
-"""Finds an engine whose core stands still while its API server goes on answering `/health`. Pure: a shell asks.
+"""Finds engines with a core that stands still while the API server goes on answering `/health`. Pure: a shell asks.
 
 vLLM's health check says only that the core's process lives (0.32: `v1/engine/async_llm.check_health`). A core that
-hangs in a kernel or in a collective keeps its counters, so it looks idle, and every router prefers it. So an engine
-whose counters stand still is asked for one token, as it is at its start. Such a check is known as a canary.
+hangs in a kernel or in a collective keeps its counters, so it looks idle, and every router prefers it. So if the
+counters stand still, the engine is asked for one token, as at its start. Such a check is known as a canary.
 
     canary = Canary(now)
     canary.reads(progress, now)        # again and again, from `/metrics`
@@ -10,9 +10,8 @@ whose counters stand still is asked for one token, as it is at its start. Such a
     canary.answered(now)               # whatever the answer was: an error is an answer
     canary.stuck_s(now) >= STUCK_S     # it stands still
 
-Some engines look like that and are well. They are never judged: one that sleeps, one without counters
-(``--disable-log-stats``), one whose requests wait for memory that holds have taken, and one that is paused
-(`core_watch` asks for that).
+Some engines look like that and are well, and are never judged: an engine that sleeps, counts nothing
+(``--disable-log-stats``), has requests that wait for the memory of holds, or is paused (`core_watch` asks for that).
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ _FAILED: Final = frozenset({j.Lost, j.Refused})
 
 
 class RequestDriver(EventSink):
-    """One client request on its way through the fleet. It has many attributes, as it holds each part of the request."""
+    """One client request on its way through the fleet. It has many attributes, as it holds each part of the request, and is
+    long, as each effect of the journey is a short method here.
+    """
 
     __slots__ = (
         "_answering", "_body_of", "_client", "_counted", "_driven", "_early", "_journey", "_outgoing", "_over",

@@ -117,35 +117,25 @@ def _wide_cache() -> Any:
     return _llama(num_key_value_heads=4, head_dim=128, num_hidden_layers=16)
 
 
+_OLDER: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "n_layer": 4, "n_head": 4,
+    "initializer_range": 0.15, "bos_token_id": None, "eos_token_id": 256,
+}  # fmt: skip
+"""What models of before Llama have in common, by the names that their configs have for it."""
+
+
 def _bloom() -> Any:
     """Positions by a slope on attention (ALiBi), and no rotary embedding."""
     from transformers import BloomConfig
 
-    return BloomConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        n_layer=4,
-        n_head=4,
-        initializer_range=0.15,
-        bos_token_id=None,
-        eos_token_id=256,
-    )
+    return BloomConfig(**_OLDER, hidden_size=128)
 
 
 def _gpt2() -> Any:
     """Positions that are learned, and no rotary embedding."""
     from transformers import GPT2Config
 
-    return GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=128,
-        n_layer=4,
-        n_head=4,
-        n_positions=2048,
-        initializer_range=0.15,
-        bos_token_id=None,
-        eos_token_id=256,
-    )
+    return GPT2Config(**_OLDER, n_embd=128, n_positions=2048)
 
 
 KINDS: dict[str, Callable[[], Any]] = {
