@@ -44,8 +44,9 @@ _FAILED: Final = frozenset({j.Lost, j.Refused})
 
 
 class RequestDriver(EventSink):
-    """One client request on its way through the fleet. It has many attributes, as it holds each part of the request, and is
-    long, as each effect of the journey is a short method here.
+    """One client request on its way through the fleet.
+
+    It has many attributes, as it holds each part of the request, and is long, as each effect is a short method here.
     """
 
     __slots__ = (
