@@ -57,7 +57,9 @@ async def test_credits_follow_demand_and_stay_where_they_are_while_the_registry_
         await until(
             lambda: all(fleet.served[tenant] >= before[tenant] + 4 for tenant in SHARES), "all are served on", MOVES_S
         )
-        assert fleet.grants() == granted, "the last known ones, the killed router's too"
+        for name, grants in fleet.grants().items():  # the credit that is left over when shares are rounded goes round
+            assert grants.keys() == granted[name].keys(), "the last known ones, the killed router's too"
+            assert all(abs(legs - granted[name][router]) <= 1 for router, legs in grants.items()), (grants, granted)
 
         first = fleet.granted(2)
         fleet.server.start()
