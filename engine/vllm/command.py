@@ -45,6 +45,12 @@ CONV_STATE_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
 """vLLM's variable for the layout of a Mamba layer's state. Its connector reads one layout only. vLLM chooses that
 layout by itself on CPU only, and if `kv_connector` is one of its own names; otherwise such an engine does not start."""
 
+FORKS = "BATON_CPU_FORKS"
+"""The variable by which `cpu_site/sitecustomize.py` learns that vLLM's processes may be forked."""
+
+SPAWNED_FOR = ("VLLM_WORKER_MULTIPROC_METHOD", "VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS", "LD_PRELOAD")
+"""Variables of the user with which vLLM spawns its processes, as it does by itself: OpenMP reads them at a start."""
+
 NO_DOMAIN = "none.invalid"
 """A domain that no machine has (RFC 6761). vLLM takes an empty list to mean that all are allowed."""
 
@@ -166,6 +172,8 @@ def _cpu_environment(spec: EngineSpec, base_env: Mapping[str, str]) -> dict[str,
         env["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     elif spec.cores:
         env["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, part)) for part in split(spec.cores, ranks))
+    if (spec.cores or spec.unbound_threads) and (base_env.keys() | spec.extra_env.keys()).isdisjoint(SPAWNED_FOR):
+        env[FORKS] = base_env.get(FORKS, "1")
     return env
 
 

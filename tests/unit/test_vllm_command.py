@@ -11,7 +11,7 @@ import pytest
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
-from engine.vllm.command import CONNECTOR_MODULE, command, environment, printable
+from engine.vllm.command import CONNECTOR_MODULE, FORKS, SPAWNED_FOR, command, environment, printable
 from engine.vllm.spec import EngineSpec, given, value_of
 
 SITE = "/baton/cpu_site"
@@ -236,6 +236,7 @@ def test_an_impossible_memory_share_is_refused(share: float) -> None:
 def test_cpu_environment() -> None:
     made = env(cores=(2, 3))
     assert made == {
+        "BATON_CPU_FORKS": "1",
         "KMP_BLOCKTIME": "0",
         "OMP_NUM_THREADS": "2",
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
@@ -248,6 +249,20 @@ def test_cpu_environment() -> None:
         "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
     }
+
+
+@pytest.mark.parametrize("place", [{"cores": (0,)}, {"unbound_threads": 1}])
+def test_vllms_processes_are_forked_where_baton_places_their_threads(place: dict[str, Any]) -> None:
+    assert env(**place)[FORKS] == "1"
+    assert env({FORKS: "0"}, **place)[FORKS] == "0"
+    assert env(**place, extra_env={FORKS: "0"})[FORKS] == "0"
+    assert FORKS not in env()  # vLLM chooses cores and threads for its workers as it spawns them
+
+
+@pytest.mark.parametrize("name", SPAWNED_FOR)
+def test_what_openmp_reads_at_a_process_start_has_vllm_spawn_it(name: str) -> None:
+    assert FORKS not in env({name: "1"}, cores=(0,))
+    assert FORKS not in env(cores=(0,), extra_env={name: "1"})
 
 
 def test_gpu_environment_has_nothing_of_the_cpus() -> None:

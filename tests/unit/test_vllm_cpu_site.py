@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 from engine.vllm.child import CPU_SITE
+from engine.vllm.command import FORKS
 from engine.vllm.connector.paced import PROGRESS_US
 
 FAKE_BINDINGS = """
@@ -29,8 +31,8 @@ def delay_for(asked):
 """
 
 
-def python(source: str, *path: Path) -> str:
-    environ = {**os.environ, "PYTHONPATH": ":".join(map(str, path))}
+def python(source: str, *path: Path, **more: str) -> str:
+    environ = {**os.environ, "PYTHONPATH": ":".join(map(str, path)), **more}
     done = subprocess.run([sys.executable, "-c", source], env=environ, capture_output=True, text=True, check=True)
     assert not done.stderr
     return done.stdout.strip()
@@ -49,6 +51,80 @@ def test_nixls_thread_gets_a_pause_and_a_delay_that_was_chosen_stays(tmp_path: P
     (nixl / "_api.py").write_text(FAKE_API)
     source = "import nixl_cu13._api as api; print(api.delay_for(0), api.delay_for(7))"
     assert python(source, CPU_SITE, tmp_path) == "(1000, True) (7, True)"
+
+
+FAKE_PLATFORM = """
+import os
+class CpuPlatform:
+    @classmethod
+    def check_and_update_config(cls, config):
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        config.append(cls.__name__)
+"""
+
+
+def platform(folder: Path) -> Path:
+    """A folder with a `vllm.platforms.cpu` that decides as vLLM's does."""
+    (folder / "vllm/platforms").mkdir(parents=True)
+    (folder / "vllm/__init__.py").write_text("")
+    (folder / "vllm/platforms/__init__.py").write_text("")
+    (folder / "vllm/platforms/cpu.py").write_text(FAKE_PLATFORM)
+    return folder
+
+
+def test_vllms_processes_are_forked_where_the_environment_says_so(tmp_path: Path) -> None:
+    source = (
+        "import os; from vllm.platforms.cpu import CpuPlatform; config = []; "
+        "CpuPlatform.check_and_update_config(config); print(config, os.environ['VLLM_WORKER_MULTIPROC_METHOD'])"
+    )
+    path = CPU_SITE, platform(tmp_path)
+    assert python(source, *path, **{FORKS: "1"}) == "['CpuPlatform'] fork"
+    assert python(source, *path, **{FORKS: "0"}) == "['CpuPlatform'] spawn"
+    assert python(source, *path) == "['CpuPlatform'] spawn"
+
+
+def test_a_forked_process_has_its_own_cores_and_none_of_its_parents_ports(tmp_path: Path) -> None:
+    """A core that outlives its server by a moment would hold the server's port, and connections to it would hang."""
+    source = """
+import os, socket
+from vllm.platforms.cpu import CpuPlatform
+core = max(os.sched_getaffinity(0))
+os.environ["GOMP_CPU_AFFINITY"] = str(core)
+listening, pair = socket.create_server(("127.0.0.1", 0)), socket.socketpair()
+address, (reader, writer) = listening.getsockname(), os.pipe()
+if os.fork() == 0:
+    os.read(reader, 1)  # its parent has closed its own
+    try:
+        socket.create_connection(address).close()
+        answers = True
+    except ConnectionRefusedError:
+        answers = False
+    listening.close()
+    pair[1].sendall(repr((answers, os.sched_getaffinity(0) == {core})).encode())
+    os._exit(0)
+listening.close()
+os.write(writer, b".")
+print(pair[0].recv(100).decode())
+"""
+    assert python(source, CPU_SITE, platform(tmp_path), **{FORKS: "1"}) == "(False, True)"
+
+
+def test_python_looks_for_cycles_less_while_vllms_server_is_imported(tmp_path: Path) -> None:
+    for at, name in enumerate(("vllm", "entrypoints", "launchers", "api_server")):
+        package = tmp_path / "/".join(("vllm", "entrypoints", "launchers", "api_server")[: at + 1])
+        package.mkdir()
+        (package / "__init__.py").write_text(f"name = {name!r}")
+    (tmp_path / "vllm/entrypoints/launchers/api_server/entry.py").write_text("")
+    server = tmp_path / "vllm/entrypoints/openai"
+    server.mkdir()
+    (server / "__init__.py").write_text("")
+    seen = "import gc; before = gc.get_threshold(); import vllm.entrypoints.launchers.api_server.entry; "
+    (server / "api_server.py").write_text(f"{seen}print(before[0], gc.get_threshold())")
+    environ = {**os.environ, "PYTHONPATH": f"{CPU_SITE}:{tmp_path}"}
+    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    said = subprocess.run(words, env=environ, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == f"200000 {gc.get_threshold()}"
+    assert python("import gc; print(gc.get_threshold())", CPU_SITE) == str(gc.get_threshold())
 
 
 def test_the_connectors_own_agents_have_the_same_pause() -> None:
