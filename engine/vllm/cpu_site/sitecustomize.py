@@ -32,8 +32,8 @@ that its blocks were pulled only when it next has work (up to 21 s later). `pace
 the same: this file imports nothing of Baton, and a test compares the two."""
 
 IMPORT_OBJECTS = 200_000
-"""New objects after which Python looks for cycles while vLLM is imported, in place of 700: the import makes 620,000, none
-of them garbage, and all looks together took 2.5 of its 17 s of CPU."""
+"""New objects after which Python looks for cycles while vLLM is imported, in place of 700: the import makes 620,000,
+none of them garbage, and all looks together took 2.5 of its 17 s of CPU."""
 
 FORKS = "BATON_CPU_FORKS"
 """The variable that says whether vLLM's processes may be forked (`engine.vllm.command.FORKS`)."""
