@@ -156,11 +156,17 @@ class Transfers:
         """Post this engine's metadata, read what peers have sealed for it, tell the engine.
 
         Raises:
-            RegistryDown: the registry cannot be reached; no peer is forgotten for that.
+            RegistryDown: the registry cannot be reached. No peer is forgotten for that, and the engine has been
+                introduced to those of the last look.
         """
         self._identity = self._identities().of_rank(self.me)
         ours = await self._our_engine()
-        await fold_members(self._registry, self._members, now)
+        try:
+            await fold_members(self._registry, self._members, now)
+        except RegistryDown:
+            if ours is not None:  # an engine that has started again meanwhile must meet those that are known
+                await self._meet(self._known(), tuple(self._members.snapshot()), now)
+            raise
         snapshot = tuple(self._members.snapshot())
         models = tuple(self._models())
         met = peers(snapshot, self.me, self._role(), models, shares=self.shares)
@@ -265,7 +271,11 @@ class Transfers:
             if engine is not None:
                 found[author] = engine
         self._met = found
-        return {InstanceId(author.name): engine for author, engine in found.items()}
+        return self._known()
+
+    def _known(self) -> dict[InstanceId, EngineEndpoint]:
+        """The engines of the last look that reached the registry."""
+        return {InstanceId(author.name): engine for author, engine in self._met.items()}
 
     async def _meet(self, found: dict[InstanceId, EngineEndpoint], snapshot: tuple[Member, ...], now: float) -> None:
         """Introduce new peers to the engine, make it forget those that are gone, and repeat where there is no link."""

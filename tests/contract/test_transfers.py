@@ -234,6 +234,20 @@ async def test_an_instance_that_left_is_forgotten_and_its_posts_are_removed(flee
     assert await fleet.registry.posted([Author("p0", p.agent, 1)], "d0") == (None,)
 
 
+async def test_an_engine_that_restarts_while_the_registry_is_away_meets_its_peers_of_before(fleet) -> None:
+    """Without them it would compute each prompt again that is handed over to it, and P's blocks would wait in vain."""
+    p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
+    await fleet.settle()
+    fleet.registry.down = True
+    await d.door.restart()
+    assert d.door.known == {}
+    for _ in range(3):
+        fleet.now += 1.0
+        with pytest.raises(RegistryDown):
+            await d.transfers.look(fleet.now)
+    assert d.door.known == {"p0#1": ("p0", p.door.payloads)}
+
+
 async def test_no_peer_is_forgotten_while_the_registry_is_away(fleet) -> None:
     p, d = await fleet.join("p0", Role.PREFILL), await fleet.join("d0", Role.DECODE)
     await fleet.settle()

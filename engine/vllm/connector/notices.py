@@ -9,10 +9,14 @@ Python's lock: 0.1 ms and more of a step on two slow cores. An idle channel cost
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from typing import Any
 
 logger = logging.getLogger("vllm.baton.channel")
+
+AGAIN_S = 2.0
+"""Seconds between two tries to connect with the same engine: they take time of the engine's steps."""
 
 
 class NoticeChannel:
@@ -23,6 +27,9 @@ class NoticeChannel:
         self._agent = agent
         self.payload: bytes = agent.get_agent_metadata()
         """What another engine needs in order to send notices here."""
+        self._payloads: dict[str, bytes] = {}
+        """By engine that was met: what it needs to be connected anew."""
+        self._again_at: dict[str, float] = {}
         self._names: dict[str, str] = {}
         self._engines: dict[str, str] = {}
 
@@ -31,19 +38,28 @@ class NoticeChannel:
 
     def meet(self, engine: str, payload: bytes) -> None:
         """Notices can be sent to this engine, and taken from it, from now on. Never raises."""
-        if engine in self._names:
-            return
+        if engine not in self._names:
+            self._payloads[engine] = payload
+            self._connect(engine)
+
+    def _connect(self, engine: str) -> None:
+        self._again_at[engine] = time.monotonic() + AGAIN_S
         try:
-            name = self._agent.add_remote_agent(payload)
+            name = self._agent.add_remote_agent(self._payloads[engine])
             name = name.decode() if isinstance(name, bytes) else str(name)
             self._names[engine], self._engines[name] = name, engine
             self._agent.make_connection(name)
         except Exception:  # NIXL raises classes of its own, some from C++
             logger.exception("%s: no channel", engine)
-            self.part(engine)
+            self._disconnect(engine)
 
     def part(self, engine: str) -> None:
         """The engine is gone. Never raises."""
+        self._disconnect(engine)
+        self._payloads.pop(engine, None)
+        self._again_at.pop(engine, None)
+
+    def _disconnect(self, engine: str) -> None:
         name = self._names.pop(engine, None)
         if name is None:
             return
@@ -54,7 +70,20 @@ class NoticeChannel:
             logger.debug("%s: its channel was gone", engine)
 
     def tell(self, engine: str, note: bytes) -> bool:
-        """Send a notice. Returns whether it is on its way. Never raises."""
+        """Send a notice. Returns whether it is on its way. Never raises.
+
+        NIXL sends nothing more on a connection that broke, and says so at the next notice. That notice is sent again on
+        a new connection, which is made once in `AGAIN_S` at most.
+        """
+        if self._send(engine, note):
+            return True
+        if engine not in self._payloads or time.monotonic() < self._again_at[engine]:
+            return False
+        self._disconnect(engine)
+        self._connect(engine)
+        return self._send(engine, note)
+
+    def _send(self, engine: str, note: bytes) -> bool:
         name = self._names.get(engine)
         if name is None:
             return False
