@@ -109,6 +109,19 @@ print(pair[0].recv(100).decode())
     assert python(source, CPU_SITE, platform(tmp_path), **{FORKS: "1"}) == "(False, True)"
 
 
+def test_a_models_class_is_looked_at_in_the_process_that_asks(tmp_path: Path) -> None:
+    models = tmp_path / "vllm/model_executor/models"
+    models.mkdir(parents=True)
+    for folder in (models, models.parent, models.parent.parent):
+        (folder / "__init__.py").write_text("")
+    looks = "def _run_in_subprocess(look): raise RuntimeError('a process that imports vLLM')\n"
+    (models / "registry.py").write_text(f"{looks}def inspect(): return _run_in_subprocess(lambda: 'seen')")
+    assert (
+        python("from vllm.model_executor.models import registry; print(registry.inspect())", CPU_SITE, tmp_path)
+        == "seen"
+    )
+
+
 def test_python_looks_for_cycles_less_while_vllms_server_is_imported(tmp_path: Path) -> None:
     for at, name in enumerate(("vllm", "entrypoints", "launchers", "api_server")):
         package = tmp_path / "/".join(("vllm", "entrypoints", "launchers", "api_server")[: at + 1])

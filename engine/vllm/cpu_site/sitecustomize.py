@@ -43,6 +43,8 @@ _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _CORES = "GOMP_CPU_AFFINITY"
 """The cores of a worker, as vLLM's multiprocessing executor tells the OpenMP library of a spawned process."""
 
+_INSPECTS = "_run_in_subprocess"
+_MODELS = frozenset({"vllm.model_executor.models.registry"})
 _PLATFORMS = frozenset({"vllm.platforms.cpu"})
 _SERVER = "vllm.entrypoints.openai.api_server"
 _LAST = frozenset({"vllm.entrypoints.launchers.api_server.entry"})
@@ -135,6 +137,14 @@ def fork_processes(module: ModuleType) -> None:
     os.register_at_fork(after_in_child=enter_fork)
 
 
+def inspect_here(module: ModuleType) -> None:
+    """Let vLLM look at a model's class in the process that asks. vLLM starts another one, which imports vLLM once more
+    (15 s, for each class once on a machine), so that the one that asks does not initialize CUDA. There is none here.
+    """
+    if _INSPECTS in vars(module):
+        vars(module)[_INSPECTS] = lambda look: look()
+
+
 def enter_fork() -> None:
     """What a spawned process would have from the start: its cores, and no listening socket of its parent's. (With the
     server's own socket, a killed server's port would stay open.)
@@ -201,6 +211,7 @@ if __name__ == "sitecustomize":
     pause_instead_of_spinning()
     sys.meta_path.insert(0, AfterImport(_NIXL_APIS, pace_progress_thread))
     sys.meta_path.insert(0, AfterImport(_NIXL_WORKERS, keep_placement))
+    sys.meta_path.insert(0, AfterImport(_MODELS, inspect_here))
     if os.environ.get(FORKS) == "1":
         sys.meta_path.insert(0, AfterImport(_PLATFORMS, fork_processes))
     if _SERVER in sys.orig_argv:
