@@ -129,6 +129,8 @@ class Lost(msgspec.Struct, frozen=True):
     """Nothing is wrong with the engine, but its answer begins with another token than the client has."""
     unpinned: bool = False
     """Nothing was sent: the engine cannot be told the answer's first token, which the client does not have yet."""
+    no_ticket: bool = False
+    """The engine refused the router's ticket. It serves what is not handed over."""
 
 
 def not_sent(by: InstanceId | None = None) -> Lost:

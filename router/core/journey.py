@@ -151,6 +151,9 @@ D without Baton's connector would not notice."""
 PREFILLED: frozenset[str | None] = frozenset({"length", "stop"})
 """The finish reasons of a prefill leg that has computed its prompt."""
 
+TICKETS_REFUSED_MAX: Final = 2
+"""Legs whose ticket is refused before the request is served whole: one engine may lack a key, two will not."""
+
 _NO_INSTANCES: frozenset[InstanceId] = frozenset()
 
 _OURS: Final = 500
@@ -169,8 +172,8 @@ class Journey:
         "aborted", "arrived", "asks_second", "attempt", "attempts_max", "barred", "barred_until", "because",
         "deadline", "deadline_s", "decode", "early", "early_at", "excluded", "first_token", "give_up", "hand_over",
         "held_until", "last_failure", "legs", "now", "outcome", "prefill", "prefilled", "pulled", "sent_at", "spared",
-        "spoken", "stall_s", "state", "stream", "touched", "transfer", "turn_ends", "unbound", "unpinned", "untold",
-        "whole_deadline",
+        "spoken", "stall_s", "state", "stream", "tickets_refused", "touched", "transfer", "turn_ends", "unbound",
+        "unpinned", "untold", "whole_deadline",
     )  # fmt: skip
 
     def __init__(
@@ -223,6 +226,8 @@ class Journey:
         self.first_token: int | None = None
         self.unpinned: frozenset[InstanceId] = _NO_INSTANCES
         """Instances that are excluded only because they cannot be told the first token."""
+        self.tickets_refused = 0
+        """The number of legs whose ticket an engine refused."""
         self.unbound = False
         """A drawn first token was given up. No later one binds the answer, so this happens once in a journey."""
         self.spoken = False
@@ -488,7 +493,18 @@ class Journey:
 
     def _prefill_lost(self, event: Lost) -> tuple[Effect, ...]:
         by = self._answered(event.by)
-        return self._leg_failed(by, event.because) if by is not None else ()
+        if by is None:
+            return ()
+        self._ticket_refused(event)
+        return self._leg_failed(by, event.because)
+
+    def _ticket_refused(self, event: Lost) -> None:
+        """A first engine that refuses tickets may lack the key. After a second one the router is taken to be wrong (its
+        clock, its key): the request is served whole, which needs no ticket.
+        """
+        self.tickets_refused += event.no_ticket
+        if self.tickets_refused >= TICKETS_REFUSED_MAX:
+            self.hand_over = False
 
     def _answered(self, by: InstanceId | None) -> InstanceId | None:
         """The instance of a prefill leg that is not awaited any more; None: no leg was awaited."""
@@ -550,6 +566,7 @@ class Journey:
     def _decode_lost(self, event: Lost) -> tuple[Effect, ...]:
         assert self.decode is not None
         self.touched = self.touched or not event.untouched
+        self._ticket_refused(event)
         if event.unpinned:  # no try was made
             self.unpinned |= {self.decode}
             self.attempts_max += 1

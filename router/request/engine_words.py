@@ -38,7 +38,7 @@ class EngineWords:
             logger.error(
                 "%s: our ticket was refused: %s", self._request.label, answer.body[:300].decode(errors="replace")
             )
-            return j.Lost("the engine's guard refused the router's ticket", untouched=True)
+            return j.Lost("the engine's guard refused the router's ticket", untouched=True, no_ticket=True)
         if answer.status >= 500:
             return j.Lost(f"HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}")
         if answer.status < 400:

@@ -130,10 +130,13 @@ class Prefilling(PrefillOwner):
             self._sink.run(self._read, leg, said)
 
     def prefill_left(self, leg: PrefillLeg) -> None:
-        """The leg's instance is lost; the leg may still do its work and hold blocks for this request."""
+        """The leg's instance is lost; the leg may still do its work and hold blocks for this request. The hold that the
+        leg pulls is given up at once: its source is well, and a pull that goes on is found out by its mark.
+        """
         if not self._take(leg):
             return
         if not leg.forgo():
+            leg.leave_source()
             self._parts.tasks.spawn(self._releases().see_out(leg, j.CANCEL_WAIT_S), f"outlast-{self._request.id}")
         self._sink.feed(j.Lost("the instance was lost", by=leg.instance))
 

@@ -269,6 +269,22 @@ async def test_a_source_that_stands_still_during_the_pull_costs_the_cold_time_an
         await fleet.nothing_runs()
 
 
+async def test_a_puller_that_is_lost_does_not_keep_its_sources_hold() -> None:
+    """The leg may go on where nobody sees it, for as long as its end is waited for (30 s): the source is well."""
+    async with peers("p0", "p1", "d0") as fleet:
+        other = await fleet.begun()
+        await fleet.fail(other, "hang_pull", leg="decode")
+        turn = asyncio.create_task(fleet.turn("two"))
+        await eventually(lambda: fleet.struck(other) == 1, "the prefill leg pulls")
+        source = fleet.mocks.instances["d0"]
+        assert source.load().kv_usage > 0
+        await fleet.beat(other, epoch=2)  # its engine is another one now
+        await turn
+        await eventually(lambda: source.load().kv_usage == 0, "the source's hold is given up")
+        await fleet.mend(other)
+        await fleet.nothing_runs()
+
+
 async def test_a_source_without_the_prefix_gives_nothing() -> None:
     async with peers("p0", "p1", "d0", uncached="d0") as fleet:
         other = await fleet.begun()

@@ -104,13 +104,14 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             keys: tuple[SigningKey, ...] | None = (FLEET,),
             theirs: tuple[SigningKey, ...] = (FLEET,),
             *,
+            prefill: int = 1,
             decode: int = 1,
             pins: bool = False,
         ) -> tuple[Fleet, dict[str, Guarded]]:
             engines: dict[str, FakeEngine] = {}
             guards: dict[str, Guarded] = {}
             instances = []
-            for role, count in ((Role.PREFILL, 1), (Role.DECODE, decode)):
+            for role, count in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
                 for number in range(count):
                     name = f"{role.value}-{number}"
                     engine = engines[name] = await stack.enter_async_context(FakeEngine(name))
@@ -210,6 +211,20 @@ async def test_a_router_with_other_keys_serves_aggregated_and_holds_nothing(
     status, answer = await fleet.post("/v1/completions", json=PROMPT)
     assert (status, answer["from"]) == (200, "decode-0")
     assert refusals(guards) >= 1
+    assert fleet.held == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_with_many_prefill_instances_too_a_router_whose_tickets_are_refused_serves_whole(
+    start: Start, stream: bool
+) -> None:
+    """Each try at another P was refused as well, until none was left: each request that is handed over failed."""
+    fleet, guards = await start((STRANGERS,), prefill=4)
+    for _ in range(3):
+        status, answer = await fleet.post("/v1/completions", json={**PROMPT, "stream": stream})
+        assert status == 200
+        assert stream or answer["from"]
+    assert refusals(guards) >= 3 * 2, "two engines were asked for each request"
     assert fleet.held == 0
 
 

@@ -706,6 +706,36 @@ def test_an_early_leg_that_was_not_told_is_replaced_also_where_any_d_would_answe
     play(early(), [(seeded, [CloseEarly(), SendSeed(), SendDecode(D, UNTOLD_HOLD, 7)]), (Opened(), [Relay()])])
 
 
+def test_after_two_refused_tickets_the_request_is_served_whole() -> None:
+    """The first engine may lack the key. If a second one refuses, the router's clock or key is wrong."""
+    refused = Lost("the engine's guard refused the router's ticket", untouched=True, no_ticket=True)
+    play(
+        journey(),
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (refused, [Choose(frozenset({P}), hand_over=True)]),
+            (Chosen(P2, D, "retry"), [SendPrefill(P2, 2)]),
+            (refused, [Choose(frozenset({P, P2}), hand_over=False)]),
+            (Chosen(None, D, "whole"), [SendDecode(D, None)]),
+            (Opened(), [Relay()]),
+        ],
+    )
+
+
+def test_refused_tickets_of_prefill_and_decode_legs_count_together() -> None:
+    refused = Lost("the engine's guard refused the router's ticket", untouched=True, no_ticket=True)
+    play(
+        journey(),
+        [
+            (BOTH_LEGS, [SendPrefill(P, 1)]),
+            (HELD, [SendDecode(D, HOLD)]),
+            (refused, [Choose(frozenset({D}), hand_over=True, holders=(P,))]),
+            (Chosen(P, D2, "retry"), [SendDecode(D2, HOLD)]),
+            (refused, [Choose(frozenset({D, D2}), hand_over=False, holders=(P,))]),
+        ],
+    )
+
+
 def test_a_token_drawn_by_lot_binds_each_d_before_the_client_has_it() -> None:
     machine = journey()
     play(
