@@ -110,6 +110,22 @@ def test_forty_hand_overs_beside_a_tier(engines: Tiered) -> None:
         assert engines.running[name].alive() and get(engines.url(name), "/health")[0] == 200
 
 
+def test_a_hand_over_loads_nothing_from_ds_tiers(engines: Tiered) -> None:
+    """D has the prompt below its KV cache. The pull brings it, and no byte is loaded from there; nor does it wait."""
+    asked, *others = (body(20000 + number) for number in range(5))
+    for each in (asked, *others):
+        engines.first_token_s("d", each)
+    transfer = wire.read_transfer(engines.answer("p", wire.prefill_body(asked)))
+    assert transfer is not None
+    before, pulled = engines.speeds("d")[1], load(engines.url("d")).external_kv_tokens
+    said = engines.text("d", wire.decode_body(asked, transfer))
+    within(5, lambda: load(engines.url("d")).external_kv_tokens >= pulled + transfer.tokens // BLOCK * BLOCK)
+    after = engines.speeds("d")[1]
+    assert (after.host_bytes, after.disk_bytes) == (before.host_bytes, before.disk_bytes)
+    assert said == engines.text("p", {**asked, "cache_salt": "alone, handed over"})
+    within(10, lambda: engines.state("p")["holds"] == 0)
+
+
 def test_files_stay_within_their_bound(engines: Tiered) -> None:
     if engines.kind == "host":
         assert not engines.files("p")

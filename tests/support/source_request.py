@@ -15,6 +15,7 @@ class Asked:
     """The attributes of vLLM's request that a source leg uses."""
 
     def __init__(self, tokens: int, pictures: tuple[int, ...] = ()) -> None:
+        self.request_id = "asked"
         self.prompt_token_ids: list[int] | None = list(range(tokens))
         self._all_token_ids = list(range(tokens))
         self.num_prompt_tokens = tokens

@@ -21,6 +21,7 @@ class Tiers:
     def __init__(self, *said: int | None) -> None:
         self.said = list(said)
         self.asked: list[int] = []
+        self.brought = ""
 
     def tokens_below(self, _request: Any, cached: int) -> int | None:
         self.asked.append(cached)
@@ -97,6 +98,15 @@ def test_without_tiers_or_with_several_groups_it_is_cut_to_the_cache_at_once(gro
     assert request.num_prompt_tokens == 9 and counts == {HAD: 1}
     assert sources.looked_up(request, 8) and not tiers.asked
     assert sources.ended(request) and counts == {HAD: 1}
+
+
+def test_tiers_are_told_of_a_request_whose_tokens_the_connector_brings() -> None:
+    """vLLM asks them next, and they would load the prompt from disk while it is pulled."""
+    tiers, request = Tiers(), Asked(19)
+    sources, _ = legs(tiers)
+    sources.brings(request)
+    assert tiers.brought == request.request_id
+    legs()[0].brings(request)  # without tiers nothing is to be told
 
 
 def test_which_requests_are_source_legs() -> None:

@@ -1,4 +1,4 @@
-"""Copies between a KV cache and a tier, both in host memory: they are exact, and timed."""
+"""Copies between a KV cache and a tier, both in host memory: exact, timed, and made only where they are used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     import torch
     from vllm.v1.kv_offload.base import make_offload_key
 
-    from engine.vllm.connector.tiers import HostCopies, _in_few_folders
+    from engine.vllm.connector.tiers import BatonOffloading, HostCopies, _in_few_folders
 
 
 def test_a_copy_is_exact_and_says_how_long_it_took() -> None:
@@ -48,3 +48,32 @@ def test_files_of_blocks_are_in_few_folders_and_all_differ() -> None:
     assert len(set(paths)) == len(keys)
     assert len({path.rpartition("/")[0] for path in paths}) <= 256
     assert all(path.startswith("/tier/m_1_r0/") and path.endswith(".bin") for path in paths)
+
+
+class Looked:
+    """The scheduler half of vLLM's offloading: it notes how many tokens it may look for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int | None]] = []
+
+    def get_num_new_matched_tokens(
+        self, request: SimpleNamespace, _computed: int, max_num_new_tokens: int | None = None
+    ) -> tuple[int, bool]:
+        self.asked.append((request.request_id, max_num_new_tokens))
+        found = 64 if max_num_new_tokens is None else max_num_new_tokens
+        return found, found > 0
+
+
+def test_tiers_look_for_nothing_of_a_prompt_that_is_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each such prompt was loaded from disk, and its pull waited for that."""
+    monkeypatch.setattr(BatonOffloading, "_max_loadable_tokens", lambda *_: None)
+    tiers = object.__new__(BatonOffloading)
+    looked = tiers.connector_scheduler = Looked()
+    pulled, other = (SimpleNamespace(request_id=name) for name in ("pulled", "other"))
+    tiers.brought = "pulled"
+    assert tiers.get_num_new_matched_tokens(pulled, 0) == (0, False)
+    assert tiers.get_num_new_matched_tokens(other, 0) == (64, True)
+    assert tiers.get_num_new_matched_tokens(pulled, 0) == (64, True), "asked again, after the pull came to nothing"
+    tiers.brought = "pulled"
+    assert tiers.get_num_new_matched_tokens(other, 0) == (64, True)
+    assert looked.asked == [("pulled", 0), ("other", None), ("pulled", None), ("other", None)]

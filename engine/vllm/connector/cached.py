@@ -75,6 +75,12 @@ class SourceLegs:
             self._count(had)
         return had > 0
 
+    def brings(self, request: Any) -> None:
+        """The connector brings this request's tokens. vLLM asks the tiers next, and they need not look for them."""
+        tiers = self._below()
+        if tiers is not None:
+            tiers.brought = request.request_id
+
     def _below(self) -> Any:
         """vLLM's offloading beside this connector; None: there is none, or it is left out."""
         if self._core is None or not self._one_group:

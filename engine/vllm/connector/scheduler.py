@@ -118,6 +118,12 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         """How many of a prompt's tokens are pulled, and whether any is: those that P holds, if the hold can be
         confirmed, else 0. None: the engine asks again at its next step, and goes on with other requests.
         """
+        found = self._matched(request, num_computed_tokens)
+        if found[1]:
+            self._sources.brings(request)
+        return found
+
+    def _matched(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self._early.waits(request.request_id):
             self._hear()
             if self._early.waits(request.request_id):
@@ -248,7 +254,7 @@ class BatonScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]
         answer. Else the leg gives them back, and vLLM asks.
         """
         mine, fields = request.request_id, request.kv_transfer_params
-        if not self.get_num_new_matched_tokens(request, 0)[1]:
+        if not self._matched(request, 0)[1]:
             self._early.blocks.ends(mine)
         place = self._early.place(request)
         if place is not None:

@@ -44,6 +44,21 @@ class BatonOffloading(OffloadingConnector):  # type: ignore[misc]
     prompt's bytes under the former prompt's hash.
     """
 
+    brought = ""
+    """The request whose tokens the other connector brings, as it has just said."""
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """vLLM's, but for a prompt that is pulled. vLLM asks every connector and takes the first that has tokens, so
+        this one would load the prompt from disk for nothing, and the pull would wait for it.
+        """
+        brought, self.brought = self.brought, ""
+        if brought != request.request_id:
+            found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
+            return found
+        return self.connector_scheduler.get_num_new_matched_tokens(  # type: ignore[no-any-return]
+            request, num_computed_tokens, max_num_new_tokens=0
+        )
+
     def tokens_below(self, request: Any, cached: int) -> int | None:
         """How many of a prompt's tokens the tiers have beyond the `cached` ones that are in the KV cache. None: they
         look for them, and know it at a later step.
