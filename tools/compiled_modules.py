@@ -76,6 +76,7 @@ MODULES = (
     "router.predict.margins",
     "router.predict.media",
     "router.predict.peer_load",
+    "router.predict.shared_beginnings",
     "router.predict.predictors",
     "router.predict.prefix_cache",
     "router.predict.prefix_uses",

@@ -201,7 +201,7 @@ class Journey:
         self.hand_over, self.stream = hand_over, stream
         self.deadline, self.deadline_s, self.arrived = deadline, deadline_s, deadline - deadline_s
         self.stall_s, self.whole_deadline, self.attempts_max = stall_s, whole_deadline, attempts_max
-        self.state, self.attempt = JourneyState.CHOOSING, 0
+        self.state, self.attempt, self.tickets_refused = JourneyState.CHOOSING, 0, 0
         self.excluded: frozenset[InstanceId] = _NO_INSTANCES
         self.barred, self.barred_until = _NO_INSTANCES, -math.inf
         """Instances that may be told to abort by the request's id until then, which would end a later leg there."""
@@ -226,8 +226,6 @@ class Journey:
         self.first_token: int | None = None
         self.unpinned: frozenset[InstanceId] = _NO_INSTANCES
         """Instances that are excluded only because they cannot be told the first token."""
-        self.tickets_refused = 0
-        """The number of legs whose ticket an engine refused."""
         self.unbound = False
         """A drawn first token was given up. No later one binds the answer, so this happens once in a journey."""
         self.spoken = False

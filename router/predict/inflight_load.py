@@ -26,6 +26,7 @@ from router.predict.inflight_request import OF_A_PEER, InflightRequest
 from router.predict.load_updates import LoadUpdates
 from router.predict.margins import FIRST_AIM, PROMPTLY, Margins, TpotMargins
 from router.predict.reported_prompts import EndedPrompts, ReportedPrompts, Seen
+from router.predict.shared_beginnings import SharedBeginnings
 from router.predict.source_delay import SourceDelay
 from router.predict.stall_limits import StallLimits, end
 from router.predict.step_model import UNKNOWN, Make, Speed, StepModel
@@ -60,7 +61,7 @@ class RowLoad:
     __slots__ = (
         "answer_context", "backlog", "beside", "decoding", "ended", "ends", "kv_free", "kv_mean", "kv_variance",
         "life", "limits", "opens", "peers_ended", "peers_left", "peers_prompts", "prompts", "pulls", "recent",
-        "reported", "since", "stalled", "step", "strictest", "targets", "timed_s", "uncomputed",
+        "reported", "shared", "since", "stalled", "step", "strictest", "targets", "timed_s", "uncomputed",
     )  # fmt: skip
 
     def __init__(self, life: int = 0) -> None:
@@ -96,7 +97,9 @@ class RowLoad:
         """What they add to each step of a prompt, in ms."""
         self.kv_mean: float = 0.0
         self.kv_variance: float = 0.0
-        """Mean and variance of the KV that they will have at their ends, in tokens and tokens²."""
+        """Mean and variance of the KV that they will have at their ends, in tokens and tokens². What several of them
+        share counts once."""
+        self.shared: Final = SharedBeginnings()
         self.kv_free: float = math.inf
         """KV tokens that they leave free, with `SPREAD` as margin. Infinite without answers: one always fits."""
         self.strictest: float = math.inf
@@ -141,10 +144,12 @@ class RowLoad:
         self.decoding += sign
         if self.decoding:
             self.answer_context = max(0.0, self.answer_context + sign * booking.context)
-            self.kv_mean = max(0.0, self.kv_mean + sign * (booking.prompt_tokens + booking.mean_tokens))
+            own = sign * (booking.prompt_tokens + booking.mean_tokens)
+            self.kv_mean = max(0.0, self.kv_mean + own + self._share(booking, sign))
             self.kv_variance = max(0.0, self.kv_variance + sign * booking.variance)
         else:  # sums of floats do not come back to nothing by themselves
             self.answer_context = self.kv_mean = self.kv_variance = 0.0
+            self.shared.clear()
         self.leave_free(speed)
         self.expect_steps(speed)
         target_ms = booking.tpot_ms
@@ -153,6 +158,13 @@ class RowLoad:
             if not self.targets[target_ms]:
                 del self.targets[target_ms]
             self.keep_targets(speed)
+
+    def _share(self, booking: InflightRequest, sign: int) -> float:
+        """What sharing adds to the KV that all need: an answer that joins brings less, one that ends takes less."""
+        of = booking.beginnings
+        if of is None:
+            return 0.0
+        return -self.shared.add(of) if sign > 0 else self.shared.drop(of)
 
     def leave_free(self, speed: Speed) -> None:
         """Compute `kv_free` again: the answers there have changed, or the size of the cache."""

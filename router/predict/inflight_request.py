@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from router.predict.shared_beginnings import Beginnings
 from router.predict.stall_limits import LengthLimit
 from router.predict.step_model import Make
 from router.predict.transfer_model import ExpectedTransfer
@@ -17,10 +18,11 @@ class InflightRequest:
     """The bookings of one request. It has many attributes: each booked number is kept, to be taken back as it was."""
 
     __slots__ = (
-        "began_batch", "began_tpot_ms", "begins_s", "cached_tokens", "chunks", "context", "decode_life", "decode_row",
-        "first_margin", "first_s", "limits", "margin", "mean_tokens", "middle_tokens", "nth_prompt", "number",
-        "opened_s", "pause_ms", "placed_s", "plain_ms", "prefill_life", "prefill_ms", "prefill_row", "prompt_tokens",
-        "pull", "seeded", "sent_s", "sheds", "short_tokens", "stall_ms", "tpot_ms", "tried", "ttft_ms", "uncomputed",
+        "began_batch", "began_tpot_ms", "beginnings", "begins_s", "cached_tokens",
+        "chunks", "context", "decode_life", "decode_row", "first_margin", "first_s",
+        "limits", "margin", "mean_tokens", "middle_tokens", "nth_prompt", "number", "opened_s",
+        "pause_ms", "placed_s", "plain_ms", "prefill_life", "prefill_ms", "prefill_row", "prompt_tokens", "pull",
+        "seeded", "sent_s", "sheds", "short_tokens", "stall_ms", "tpot_ms", "tried", "ttft_ms", "uncomputed",
         "variance",
     )  # fmt: skip
 
@@ -63,6 +65,8 @@ class InflightRequest:
         """The tokens of its prompt that it was placed to compute."""
         self.chunks: tuple[int, ...] = ()
         """Names of its prompt's chunks, for the prefix-cache index; empty: they are not hashed."""
+        self.beginnings: Beginnings | None = None
+        """Its prompt's beginnings, which other answers may share; None: they have no names."""
         self.decode_row = -1
         self.decode_life = -1
         self.context = 0.0

@@ -21,6 +21,7 @@ from router.predict.answer_lengths import MIDDLE, OUTPUT_UNKNOWN, SHORT, AnswerL
 from router.predict.chunks import CHUNK_BYTES
 from router.predict.early_cost import HandOverTrial
 from router.predict.inflight_request import InflightRequest
+from router.predict.shared_beginnings import Beginnings
 from router.predict.transfer_model import ExpectedTransfer
 from router.scheduler.scoring.handoff_guard import Foretold, HandoffGuard
 from router.scheduler.scoring.prices import Prices, prices_of
@@ -156,6 +157,9 @@ class Placements:
                     near=fleet.near(prompt_row, answer_row),
                 )
         if not wanted.prefill_only:
+            if wanted.prefix:
+                cached = prices.beginnings_in_cache(answer_row)
+                booking.beginnings = Beginnings(prices.beginnings, cached, wanted.prefix_block_tokens)
             inflight.answer_placed(booking, answer_row, wanted.now)
         if prices.match is not None and not held:
             fleet.prefix_uses.count(wanted.prefix, prices.match, wanted.now)

@@ -15,6 +15,7 @@ from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
 from router.predict.answer_lengths import OUTPUT_UNKNOWN, SHARES
 from router.predict.inflight_load import SPREAD
+from router.predict.shared_beginnings import beginnings, lengths_within
 from router.predict.step_model import UNKNOWN, Make
 from router.predict.transfer_model import FADES_S, LEAST_MS
 from router.scheduler.flow_control.saturation import AHEAD_MS
@@ -105,6 +106,14 @@ class Plain:
         chunks = prefixes.match(wanted.prefix).chunks_of(row)
         return min(int(chunks * wanted.prefix_block_tokens), self.tokens - 1)
 
+    def _shared(self, row: int) -> float:
+        """The tokens of the prompt's beginning that answers on this row hold already."""
+        prefixes, names = self.fleet.prefixes, self.wanted.prefix
+        if prefixes is None or not names:
+            return 0.0
+        cached = prefixes.in_cache(row, names, prefixes.match(names).chunks_of(row))
+        return self.inflight.rows[row].shared.among(beginnings(names), lengths_within(cached))
+
     def _plain_ms(self, row: int) -> float:
         held = self.cached(row)
         return self._make(row).prompt_ms(self.tokens - held, held) * self.step_model.rows[row].prefill_factor
@@ -152,6 +161,7 @@ class Plain:
         empty = inflight.rows[row].decoding == 0
         needed = inflight.rows[row].kv_mean + SPREAD * math.sqrt(inflight.rows[row].kv_variance)
         own = wanted.prompt_tokens + self.output + SPREAD * math.sqrt(wanted.output_variance)
+        own -= self._shared(row)
         found.fits = bool(empty or needed + own <= step_model.rows[row].capacity)
         found.answers = place and found.fits
         if saturation is not None:

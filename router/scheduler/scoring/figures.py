@@ -16,6 +16,7 @@ from router.predict.inflight_load import IDLE_MIN, SPREAD
 from router.predict.margins import Margins
 from router.predict.prefix_cache import Match
 from router.predict.prefix_uses import WITHIN_S
+from router.predict.shared_beginnings import beginnings, lengths_within
 from router.predict.step_model import UNKNOWN
 from router.scheduler.scoring.budget import MISS
 
@@ -142,6 +143,7 @@ class Figures:
             else []
         )
         """Beginnings of the prompt that are worth one more copy (`PrefixUses.shared`)."""
+        self._beginnings: tuple[int, ...] | None = None
 
     def _step_alone_ms(self) -> float:
         """The time of a step with this answer alone on the fastest instance, in ms; speeds are as learned."""
@@ -214,12 +216,33 @@ class Figures:
 
     def in_cache_at(self, row: int) -> int:
         """Those in its KV cache: a pull leaves what lower tiers have unused."""
+        return 0 if self.match is None else self.held(self._chunks_in_cache(row))
+
+    def _chunks_in_cache(self, row: int) -> int:
         if self.match is None:
             return 0
         chunks, prefixes = self.match.chunks_of(row), self.fleet.prefixes
         if chunks and prefixes is not None:
             chunks = prefixes.in_cache(row, self.wanted.prefix, chunks)
-        return self.held(chunks)
+        return chunks
+
+    @property
+    def beginnings(self) -> tuple[int, ...]:
+        """The names of its prompt's beginnings that answers may share (`router.predict.shared_beginnings`)."""
+        if self._beginnings is None:
+            self._beginnings = beginnings(self.wanted.prefix)
+        return self._beginnings
+
+    def beginnings_in_cache(self, row: int) -> int:
+        """How many of them this instance's KV cache is predicted to have."""
+        return lengths_within(self._chunks_in_cache(row))
+
+    def fits_shared(self, row: int, own: float) -> bool:
+        """Whether there is memory for it where it shares its beginning with answers that are there. `own`: tokens."""
+        load = self.fleet.inflight.rows[row]
+        if self.match is None or load.kv_free + self.wanted.prompt_tokens < own:
+            return False
+        return load.kv_free + load.shared.among(self.beginnings, self.beginnings_in_cache(row)) >= own
 
     def own_tokens(self) -> float:
         """The memory for its prompt and answer, in tokens, with `SPREAD` of margin."""

@@ -163,7 +163,10 @@ class RowPrices(Figures):
     def _take_answers(self, rows: Sequence[int]) -> None:
         """Find out, in a small fleet, which rows have room for the answer."""
         loads, own = self.fleet.inflight.rows, self.own_tokens()
-        self._answers.extend([self._places[row] and loads[row].kv_free >= own for row in rows])
+        places = self._places
+        self._answers.extend(
+            [places[row] and (loads[row].kv_free >= own or self.fits_shared(row, own)) for row in rows]
+        )
         if self.saturation is not None:
             margins, limit_ms, hopeless_ms = self.fleet.inflight.margins, self.tpot_limit_ms(), self.hopeless_ms
             speeds, times = self.fleet.inflight.step_model.rows, self._times

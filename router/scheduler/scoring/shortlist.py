@@ -95,7 +95,7 @@ class Shortlist:
         found = self._room
         if found is None:
             of, inflight = self._of, self._of.fleet.inflight
-            found = self.places & (inflight.column("kv_free") >= of.own_tokens())
+            found = self.places & self._with_memory()
             if of.saturation is not None:
                 own: float | Floats = of.tpot_limit_ms()
                 if of.hopeless_ms < math.inf:
@@ -106,6 +106,16 @@ class Shortlist:
                 kept |= inflight.column("decoding") == 0
                 found &= kept
             self._room = found
+        return found
+
+    def _with_memory(self) -> Bools:
+        """Whether there is memory for the answer, by row."""
+        of, free, needed = self._of, self._of.fleet.inflight.column("kv_free"), self._of.own_tokens()
+        found: Bools = free >= needed
+        if of.match is not None and of.match.levels:
+            closely = ~found & self.places & (free + of.wanted.prompt_tokens >= needed)
+            for row in closely.nonzero()[0].tolist():
+                found[row] = of.fits_shared(row, needed)
         return found
 
     def ranks(self) -> tuple[Floats, Floats]:
