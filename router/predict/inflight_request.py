@@ -42,10 +42,8 @@ class InflightRequest:
         self.prompt_tokens = prompt_tokens
         self.mean_tokens = mean_tokens
         """The expected length of its answer."""
-        self.short_tokens = short_tokens
-        """The length of a short answer (`answer_lengths.SHORT`)."""
-        self.middle_tokens = middle_tokens
-        """The length of a median answer (`answer_lengths.MIDDLE`)."""
+        self.short_tokens, self.middle_tokens = short_tokens, middle_tokens
+        """The lengths of a short answer and of a median one (`answer_lengths.SHORT`, `MIDDLE`)."""
         self.variance = variance
         self.tpot_ms = tpot_ms
         self.prefill_row = -1

@@ -33,6 +33,11 @@ def test_requests_with_one_system_prompt_do_not_wait_beside_an_empty_kv_cache() 
     Each counted whole, and half of the requests were late: they waited in the router.
     """
     shelf = Shelf(shipped.models(), shipped.profiles())
-    system = System(name="x", pools=(EqualInstances(role=Role.BOTH, count=1, tp=1, gpu="L4", prefix_caching=True),), admission=True, policy="workload")
+    system = System(
+        name="x",
+        pools=(EqualInstances(role=Role.BOTH, count=1, tp=1, gpu="L4", prefix_caching=True),),
+        admission=True,
+        policy="workload",
+    )
     result = simulate(system, MODEL, shelf, arrivals(150, 2.5), 60.0, TARGETS)
     assert result.met(TARGETS).mean() > 0.97
