@@ -1,4 +1,4 @@
-"""One system prompt for all requests: the KV cache that it takes counts once, so nothing waits beside an empty cache."""
+"""One system prompt for all requests counts once in the KV cache, so nothing waits beside an empty cache."""
 
 from __future__ import annotations
 
