@@ -136,20 +136,29 @@ def _send(args: argparse.Namespace, url: str, load: PlannedLoad, faults: LoadFau
     with Out(args.out) as out:
         done: LoadDone = uvloop.run(send(args, url, load, faults, out))
     report = done.report
-    if args.html is not None:  # files first: stdout may be closed
-        write_page(args.html, report_page(url, report, done.records, load.bad))
-    if args.plot is not None:
-        plot(args.plot, done.records, report)
-    if args.json:
-        emit({**as_json(report), "bad_rows": list(load.bad)})
-    else:
-        print_report(report)
-    _list_bad(load)
+    try:  # files first: stdout may be closed
+        _write_files(args, url, load, done)
+    finally:  # a file that cannot be written costs no report
+        if args.json:
+            emit({**as_json(report), "bad_rows": list(load.bad)})
+        else:
+            print_report(report)
+        _list_bad(load)
     if done.stopped:
         return 130
     if done.died:
         return 1
     return 0 if report.completed or not report.sent else 1
+
+
+def _write_files(args: argparse.Namespace, url: str, load: PlannedLoad, done: LoadDone) -> None:
+    """Write the page and the picture that flags ask for; a page that cannot be written costs no picture."""
+    try:
+        if args.html is not None:
+            write_page(args.html, report_page(url, done.report, done.records, load.bad))
+    finally:
+        if args.plot is not None:
+            plot(args.plot, done.records, done.report)
 
 
 def _find(args: argparse.Namespace, url: str) -> int:
@@ -158,12 +167,14 @@ def _find(args: argparse.Namespace, url: str) -> int:
     if args.dry_run:
         raise UsageError("--dry-run shows one load, and --find-goodput sends many: leave one out")
     found: Goodput = uvloop.run(load_goodput.find(args, url))
-    if args.html is not None:
-        write_page(args.html, goodput_page(url, found))
-    if args.json:
-        emit(found.as_json())
-    else:
-        print_goodput(found)
+    try:
+        if args.html is not None:
+            write_page(args.html, goodput_page(url, found))
+    finally:  # a page that cannot be written costs no result
+        if args.json:
+            emit(found.as_json())
+        else:
+            print_goodput(found)
     return found.exit_code
 
 

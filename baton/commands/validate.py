@@ -28,12 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from baton.output import emit, say
-from baton.written import check_written
+from baton.written import check_folders, check_written
 from cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from _csv import Writer
-
     from costs.model import ModelShape
     from costs.profile import Profile
     from sim.validate.figures import RunComparison
@@ -90,13 +88,20 @@ def run(args: argparse.Namespace) -> int:
     replays = _of_all(args.paths, args, left_out)
     if not replays and not left_out:
         raise UsageError(f"no row {', '.join(args.row)} in {', '.join(map(str, args.paths))}")
-    with _out(args.series) as series:
-        found = list(_progress(replays, left_out))
-        _write_series(series, found)
+    found = list(_progress(replays, left_out))
     if not found:
         more = f" (nothing could be replayed; {len(left_out) - 1} more are wrong)" if len(left_out) > 1 else ""
         raise UsageError(f"{left_out[0]}{more}")
-    _warn(left_out)
+    try:  # the file first: stdout may be closed
+        _write_series(args.series, found)
+    finally:  # a file that cannot be written costs no answer
+        _warn(left_out)
+        _show(args, found, left_out)
+    return 0
+
+
+def _show(args: argparse.Namespace, found: Sequence[RunComparison], left_out: Sequence[UsageError]) -> None:
+    """Print the comparisons in the form that flags ask for."""
     if args.json:
         _show_json(found, left_out)
     elif args.markdown:
@@ -108,7 +113,6 @@ def run(args: argparse.Namespace) -> int:
         from baton.validate_view import show
 
         show(found)
-    return 0
 
 
 def _warn(left_out: Sequence[UsageError]) -> None:
@@ -306,7 +310,10 @@ SERIES = (
 
 
 def _check_series(args: argparse.Namespace) -> None:
-    """Refuse --series over an input. A file that already has its heading, from an earlier run, is overwritten."""
+    """Refuse --series over an input or without its folder. A file that already has its heading, from an earlier run, is
+    overwritten.
+    """
+    check_folders({"--series": args.series})
     if args.series is None or _is_series(args.series):
         return
     read = [("--profile", args.profile), *(("--config", each.partition("=")[2]) for each in args.config)]
@@ -329,25 +336,20 @@ def _files_of(path: Path) -> Iterator[Path]:
         yield from (*path.glob("*.*"), *path.glob("*/*.*"))
 
 
-@contextlib.contextmanager
-def _out(path: Path | None) -> Iterator[Writer | None]:
-    """The writer of --series, opened before the runs are replayed; None without the flag."""
+def _write_series(path: Path | None, found: Sequence[RunComparison]) -> None:
+    """Write --series; an earlier file stays as it is until the runs are replayed. None: the flag is not given.
+
+    Raises:
+        UsageError: it cannot be written; names the flag, the path and what the system says.
+    """
     if path is None:
-        yield None
-        return
-    try:
-        file = path.open("w", newline="")
-    except OSError as error:
-        raise UsageError(f"--series {path}: {error.strerror}") from None
-    with file:
-        yield csv.writer(file)
-
-
-def _write_series(writer: Writer | None, found: Sequence[RunComparison]) -> None:
-    if writer is None:
         return
     rows = [(comparison.name, *asdict(row).values()) for comparison in found for row in comparison.series]
-    writer.writerows([SERIES, *rows])
+    try:
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([SERIES, *rows])
+    except OSError as error:
+        raise UsageError(f"--series {path}: {error.strerror}; name a file that can be written") from None
 
 
 def _show_json(found: Sequence[RunComparison], left_out: Sequence[UsageError]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from functools import partial
@@ -498,7 +499,7 @@ def test_each_run_is_left_out_of_the_fit_that_predicts_it() -> None:
         (["{tmp}/run/meta.json"], "{tmp}/run/meta.json:1: no column 'exp_id'"),
         (["{tmp}/table.csv", "--row", "99"], "no row 99 in {tmp}/table.csv"),
         (["{tmp}/run", "--profile", "{tmp}/run/meta.json"], "--profile {tmp}/run/meta.json: not a file of fits"),
-        (["{tmp}/run", "--series", "{tmp}/none/x.csv"], "--series {tmp}/none/x.csv: No such file"),
+        (["{tmp}/run", "--series", "{tmp}/none/x.csv"], "--series {tmp}/none/x.csv: there is no folder {tmp}/none"),
         (
             ["{tmp}/run", "--series", "{tmp}/run/timeseries.csv"],
             "--series {tmp}/run/timeseries.csv is the timeseries.csv of {tmp}/run itself, and would be overwritten",
@@ -526,6 +527,25 @@ def test_a_series_may_be_written_again_among_the_runs(tmp_path: Path) -> None:
     written = (tmp_path / "run" / "series.csv").read_text()
     assert main(words) == 0
     assert (tmp_path / "run" / "series.csv").read_text() == written
+
+
+def test_a_series_that_cannot_be_written_costs_no_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", str(stamped(tmp_path)), "--series", "/dev/full"]) == 2
+    shown = capsys.readouterr()
+    assert "TTFT mean, ms" in shown.out
+    assert "--series /dev/full: No space left on device; name a file" in shown.err
+
+
+def test_a_stopped_validation_leaves_the_earlier_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object) -> list[RunComparison]:
+        raise KeyboardInterrupt
+
+    series = tmp_path / "series.csv"
+    series.write_text("an earlier run\n")
+    monkeypatch.setattr(validate, "_progress", stopped)
+    with contextlib.suppress(KeyboardInterrupt):
+        main(["validate", str(stamped(tmp_path)), "--series", str(series)])
+    assert series.read_text() == "an earlier run\n"
 
 
 def test_a_users_own_profile_must_fit_the_model_and_the_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
