@@ -154,18 +154,23 @@ _Stamped = tuple[tuple[int, int], tuple[float, ...], str]
 APART_S: Final = 60.0
 """A request cannot reach the engine so many seconds sooner than most others: its arrival is stamped wrongly."""
 
+STUCK_S: Final = 600.0
+"""Nor does it take so many seconds longer than most others: clients give up by then, and an unset stamp is 0."""
+
 
 def _of_one_clock(rows: Iterable[_Stamped], left_out: list[BadMeasurement]) -> list[_Stamped]:
     """The rows whose arrivals are of one clock. One arrival that is an hour late would be the fastest request, and make
-    all others an hour slower.
+    all others an hour slower; one that is years early would be the first, and put the others years after the start.
     """
     found = list(rows)
     usual = statistics.median([queued - arrived for _, (arrived, queued, *_), _ in found] or [0.0])
     kept = []
     for each in found:
         arrived, queued, *_ = each[1]
-        if queued - arrived < usual - APART_S:
-            why = f"it would have reached the engine {usual - (queued - arrived):.0f} s sooner than others do"
+        slower_s = queued - arrived - usual
+        if not -APART_S <= slower_s <= STUCK_S:
+            than = "sooner" if slower_s < 0 else "later"
+            why = f"it would have reached the engine {abs(slower_s):.0f} s {than} than others do"
             left_out.append(BadMeasurement(each[2], "arrival_time", arrived, why))
         else:
             kept.append(each)

@@ -586,11 +586,19 @@ def test_a_series_is_shortened_for_a_page(tmp_path: Path) -> None:
     assert len(shown) == 15
 
 
-def test_one_arrival_of_a_wrong_hour_makes_no_other_request_slower() -> None:
+@pytest.mark.parametrize(
+    ("arrival", "said"),
+    [
+        (3600 + 1_700_000_004.0, "3600 s sooner"),
+        (1_700_000_004.0 - 3600, "3600 s later"),
+        (0.0, "1700000004 s later"),
+    ],
+)
+def test_one_arrival_of_a_wrong_hour_changes_no_other_request(arrival: float, said: str) -> None:
     stamps = [name for name in REQUEST if name.endswith(("_ts", "_time"))]
     rows = [{**REQUEST, **{name: float(REQUEST[name]) + at for name in stamps}} for at in range(5)]  # type: ignore[arg-type]
     right = read_requests(lines(*rows[:4]), "r")
-    wrong = {**rows[4], "arrival_time": 3600 + 1_700_000_004.0}
+    wrong = {**rows[4], "arrival_time": arrival}
     read = read_requests(lines(*rows[:4], wrong), "r")
-    assert read.rows == right.rows
-    assert [each.where for each in read.left_out] == ["r:5"] and "3600 s sooner" in str(read.left_out[0])
+    assert (read.rows, read.began_unix_s) == (right.rows, right.began_unix_s)
+    assert [each.where for each in read.left_out] == ["r:5"] and said in str(read.left_out[0])
