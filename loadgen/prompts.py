@@ -98,6 +98,11 @@ def prompt_text(arrival: Arrival, fitted: Fit, salt: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _id_block(seed: bytes, tokens: int, low: int, high: int) -> tuple[int, ...]:
+    """One block's ids, cached because blocks repeat by design."""
+    return _ids(seed, tokens, low, high)
+
+
+def _ids(seed: bytes, tokens: int, low: int, high: int) -> tuple[int, ...]:
     raw = hashlib.shake_128(seed).digest(tokens * 4)
     span = high - low
     return tuple(low + int.from_bytes(raw[at : at + 4], "little") % span for at in range(0, tokens * 4, 4))
@@ -115,5 +120,5 @@ def prompt_ids(arrival: Arrival, vocabulary: tuple[int, int], salt: str) -> list
         found += _id_block(b"block %d" % each, arrival.block_tokens, low, high)
     del found[total:]
     if len(found) < total:
-        found += _id_block(b"own " + salt.encode(), total - len(found), low, high)
+        found += _ids(b"own " + salt.encode(), total - len(found), low, high)
     return found
