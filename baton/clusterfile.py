@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from baton.file_kinds import exists
 from cluster.errors import UsageError
 from cluster.spec import Model, Parsed, Spec, check_outside, parse
 from cluster.spec.tree import TEXT_CHARS_MAX
@@ -28,7 +29,7 @@ def read(name: str) -> Parsed:
     parsed = parse(_text(name), name, floor_of=floor_of)
     return check_outside(
         parsed,
-        exists=lambda path: Path(path).exists(),
+        exists=lambda path: exists(Path(path)),
         policies=POLICIES,
         beside=lambda path: str(beside(name, path)),
     )

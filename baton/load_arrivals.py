@@ -16,6 +16,7 @@ from typing import IO, cast
 import numpy as np
 from msgspec.structs import replace
 
+from baton.file_kinds import exists, is_file, is_folder
 from baton.number_flags import above_zero
 from baton.output import say
 from baton.unused_flags import refuse_given
@@ -261,7 +262,7 @@ def _too_many() -> UsageError:
 
 
 def _rows(path: Path, args: argparse.Namespace, rng: np.random.Generator, notes: list[str]) -> Iterator[Row]:
-    if path.is_dir():
+    if is_folder(path):
         if args.format not in {None, "servegen"}:
             raise UsageError(f"--trace {path} is a folder, which is ServeGen's format, not --format {args.format}")
         args.format = "servegen"
@@ -272,7 +273,11 @@ def _rows(path: Path, args: argparse.Namespace, rng: np.random.Generator, notes:
 
 
 def _servegen(path: Path, args: argparse.Namespace, rng: np.random.Generator, notes: list[str]) -> Iterator[Row]:
-    files = {each.name: list(_lines(each)) for each in sorted(path.iterdir()) if each.suffix in {".csv", ".json"}}
+    try:
+        inside = sorted(path.iterdir())
+    except OSError as error:
+        raise UsageError(f"--trace {path}: {error.strerror}; give a folder that may be read") from None
+    files = {each.name: list(_lines(each)) for each in inside if each.suffix in {".csv", ".json"}}
     pool = servegen.read(files)
     yield from pool.bad
     if pool.silent:
@@ -294,7 +299,7 @@ def _lines(path: Path) -> Iterator[str]:
     Raises:
         UsageError: the file cannot be read.
     """
-    if path.exists() and not path.is_file() and not path.is_dir():
+    if exists(path) and not is_file(path) and not is_folder(path):
         raise UsageError(
             f"{path}: a pipe or a device cannot be read twice (its beginning tells its format): name a file"
         )

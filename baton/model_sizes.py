@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from baton.file_kinds import exists, is_folder
 from cluster.errors import UsageError
 from costs import shipped
 from costs.model import ModelShape
@@ -19,8 +20,8 @@ def sizes_of(name: str) -> ModelShape:
         UsageError: the name is neither.
     """
     path = model_path() if name == TINY_NAME else Path(name)
-    file = path / "config.json" if path.is_dir() else path
-    if shipped.find_model(name) is None and file.suffix == ".json" and file.exists():
+    file = path / "config.json" if is_folder(path) else path
+    if shipped.find_model(name) is None and file.suffix == ".json" and exists(file):
         try:
             return shipped.model_in(file, name)
         except UsageError as error:

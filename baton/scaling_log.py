@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from baton.clusterfile import read
+from baton.file_kinds import is_file
 from baton.scaling import MadePools, ScalingPlan, machine_of, plan_of, scaling_folder
 from cluster.errors import UsageError
 from goodput.actuate.journal import Line, lines
@@ -25,7 +26,7 @@ def log_of(named: str) -> Path:
         UsageError: there is no such log.
     """
     for path in (Path(named), scaling_folder() / f"{named}.jsonl"):
-        if path.is_file():
+        if is_file(path):
             return path
     raise UsageError(
         f"{named}: neither a file nor a cluster that was ever resized here ({scaling_folder()} has the logs)"

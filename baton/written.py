@@ -39,15 +39,21 @@ def check_written(written: Mapping[str, Path | None], read: Iterable[tuple[str, 
 
 
 def check_folders(written: Mapping[str, Path | None]) -> None:
-    """Refuse results in folders that do not exist, and results that are folders. `written` as for `check_written`.
+    """Refuse results in folders that do not exist or may not be entered, and results that are folders. `written` as for `check_written`.
 
     Raises:
         UsageError: the message names the flag and the path.
     """
     for flag, path in written.items():
-        if path is not None and path.is_dir():
+        if path is None:
+            continue
+        try:
+            folder, above = path.is_dir(), path.absolute().parent.is_dir()
+        except OSError as error:
+            raise UsageError(f"{flag} {path}: {error.strerror}; name a file that can be written") from None
+        if folder:
             raise UsageError(f"{flag} {path} is a folder: name a file in it")
-        if path is not None and not path.absolute().parent.is_dir():
+        if not above:
             raise UsageError(f"{flag} {path}: there is no folder {path.parent}")
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from baton import clusterfile, plan_file
 from baton.commands.load import add_load, add_trace
+from baton.file_kinds import is_folder
 from baton.gpus import as_told
 from baton.load_arrivals import PlannedLoad, planned
 from baton.model_sizes import sizes_of
@@ -233,7 +234,7 @@ def _parsed(name: str) -> Parsed:
 def _load(args: argparse.Namespace) -> PlannedLoad:
     if args.workload is not None and args.trace is not None:
         raise UsageError("--workload makes load up, --trace replays one: give one of them")
-    if args.workload is not None and Path(args.workload).is_dir():
+    if args.workload is not None and is_folder(Path(args.workload)):
         args.trace = args.workload
     elif args.workload is not None:
         for name, usual in UNUSED_BY_WORKLOADS.items():

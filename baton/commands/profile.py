@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.api_key_file import api_key_in
+from baton.file_kinds import exists, is_file
 from baton.number_flags import above_zero
 from baton.output import say
 from baton.profile_view import ProfileProgress, misfits, notes_of, say_notes, show_profile
@@ -143,7 +144,7 @@ async def _measured(
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     engine = await _engine(url, key, headers)
     path = _path(args, engine, gpu)
-    if args.out is None and path.exists():
+    if args.out is None and exists(path):
         raise UsageError(f"{path} is here already: give --out {path} to replace it, or another name")
     model = _shape(args.config, engine)
     limits = EngineLimits(
@@ -217,7 +218,7 @@ async def _engine(url: str, key: str | None, headers: dict[str, str]) -> EngineD
 def _shape(config: Path | None, engine: EngineDescription) -> ModelShape:
     """The model's sizes: by --config, by the folder the engine loaded it from, or by name."""
     beside = Path(engine.root) / "config.json"
-    path = config or (beside if engine.root and beside.is_file() else None)
+    path = config or (beside if engine.root and is_file(beside) else None)
     if path is None:
         found = shipped.find_model(engine.root) or shipped.find_model(engine.model)
         if found is None:

@@ -30,6 +30,7 @@ from urllib.parse import urlsplit
 from baton.changing import Changing
 from baton.clusterfile import beside
 from baton.descriptors import raise_descriptor_limit
+from baton.file_kinds import is_file
 from baton.fleet import Elsewhere, LocalFleet
 from baton.members import remove_earlier_logs
 from baton.mock_command import MOCK_MODEL
@@ -253,7 +254,7 @@ def _scaling(
 
 def _names_file(model: str) -> bool:
     """Whether the argument names a cluster file: by its ending, or as a file that no engine takes as a model's."""
-    return model.endswith(FILE_ENDINGS) or (Path(model).is_file() and not model.endswith(".gguf"))
+    return model.endswith(FILE_ENDINGS) or (is_file(Path(model)) and not model.endswith(".gguf"))
 
 
 def _cluster_file(args: argparse.Namespace) -> Changing | None:

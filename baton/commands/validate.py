@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from baton.file_kinds import exists, is_file, is_folder
 from baton.output import emit, say
 from baton.written import check_folders, check_written
 from cluster.errors import UsageError
@@ -149,16 +150,27 @@ def _progress(replays: Sequence[tuple[str, Replay]], left_out: list[UsageError])
 
 def _replays(path: Path, args: argparse.Namespace, left_out: list[UsageError]) -> list[tuple[str, Replay]]:
     """Every run at a path, in order of name, read and ready. Entries of a folder that are no runs are left out."""
-    if path.is_file():
-        return _rows(path, args, left_out)
-    if (path / "requests.jsonl").is_file():
-        return [] if args.row else [_folder(path, args, left_out)]
-    if not path.is_dir():
-        raise UsageError(f"{path}: no such file or folder")
-    inside = sorted(each for each in path.iterdir() if each.suffix == ".csv" or (each / "requests.jsonl").is_file())
+    try:
+        if path.is_file():
+            return _rows(path, args, left_out)
+        if (path / "requests.jsonl").is_file():
+            return [] if args.row else [_folder(path, args, left_out)]
+        if not path.is_dir():
+            raise UsageError(f"{path}: no such file or folder")
+        inside = sorted(each for each in path.iterdir() if each.suffix == ".csv" or _may_be_run(each))
+    except OSError as error:  # a folder that may not be entered, or a name that is too long
+        raise UsageError(f"{path}: {error.strerror}") from None
     if not inside:
         raise UsageError(f"{path}: neither a run (requests.jsonl, meta.json) nor a folder of runs and tables (.csv)")
     return _of_all(inside, args, left_out)
+
+
+def _may_be_run(folder: Path) -> bool:
+    """Whether a folder is a run's, or may not be entered: such a folder is left out by its name."""
+    try:
+        return (folder / "requests.jsonl").is_file()
+    except OSError:
+        return True
 
 
 def _of_all(paths: Sequence[Path], args: argparse.Namespace, left_out: list[UsageError]) -> list[tuple[str, Replay]]:
@@ -205,7 +217,7 @@ def _models(given: Sequence[str]) -> ModelNamed:
     files: dict[str, ModelShape] = {}
     for text in given:
         name, separator, file = text.partition("=")
-        if not separator or not name or not Path(file).exists():
+        if not separator or not name or not exists(Path(file)):
             raise UsageError(f"--config {text}: write MODEL=FILE, with the path of an existing config.json")
         files[name] = sizes_of(file)
     return lambda name: files[name] if name in files else model_named(name)
@@ -252,7 +264,7 @@ def _stamped(path: Path, left_out: list[UsageError]) -> Stamped:
     requests = read_requests(_rows_of(path / "requests.jsonl"), str(path / "requests.jsonl"))
     settings = read_settings(_text(path / "meta.json"), str(path / "meta.json"))
     series, offset_s = path / "timeseries.csv", 0.0
-    samples, bad = read_series(_rows_of(series), str(series)) if series.is_file() else ([], [])
+    samples, bad = read_series(_rows_of(series), str(series)) if is_file(series) else ([], [])
     left_out += [*requests.left_out, *bad]
     with contextlib.suppress(ValueError, OverflowError):
         offset_s = requests.began_unix_s - datetime.fromisoformat(settings.started_at).timestamp()
@@ -332,7 +344,7 @@ def _is_series(path: Path) -> bool:
 
 def _files_of(path: Path) -> Iterator[Path]:
     """The files of a run's folder, or of the runs and tables in a folder."""
-    if path.is_dir():
+    if is_folder(path):
         yield from (*path.glob("*.*"), *path.glob("*/*.*"))
 
 
