@@ -254,7 +254,7 @@ def _folder(path: Path, args: argparse.Namespace, left_out: list[UsageError]) ->
 
     read, profiles = _stamped(path, left_out), _profiles(args)
     model = _models(args.config)(read.settings.model)
-    return path.name, partial(replay_stamped, read, model, profiles, must_fit=args.profile is not None)
+    return read.name, partial(replay_stamped, read, model, profiles, must_fit=args.profile is not None)
 
 
 def _stamped(path: Path, left_out: list[UsageError]) -> Stamped:
@@ -269,7 +269,7 @@ def _stamped(path: Path, left_out: list[UsageError]) -> Stamped:
     with contextlib.suppress(ValueError, OverflowError):
         offset_s = requests.began_unix_s - datetime.fromisoformat(settings.started_at).timestamp()
     return Stamped(
-        name=path.name,
+        name=(path if path.name.strip(".") else path.resolve()).name,  # `.` has no name
         settings=settings,
         requests=requests,
         samples=samples,

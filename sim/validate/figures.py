@@ -127,13 +127,17 @@ class Total:
         return None if self.aim is None else self.median <= self.aim
 
 
+_RunError = tuple[str, float]
+"""A run's name, which other runs may have too, and its absolute error as a share of what was measured."""
+
+
 def totals(comparisons: Sequence[RunComparison]) -> list[Total]:
     """The errors of each figure that several runs have, in order of first appearance."""
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, list[_RunError]] = {}
     for comparison in comparisons:
         for figure in comparison.figures:
             if figure.error is not None and math.isfinite(figure.error):
-                found.setdefault(figure.name, {})[comparison.name] = abs(figure.error)
+                found.setdefault(figure.name, []).append((comparison.name, abs(figure.error)))
     return [_total(name, errors) for name, errors in found.items()]
 
 
@@ -149,20 +153,20 @@ def without_its_own_run(steady: Sequence[RunComparison], busy_steps: float) -> l
     Returns:
         The errors over all runs; none for fewer than three, which leave nothing to fit to.
     """
-    found = {run.name: [run.figure(name) for name in ("TTFT mean", "TPOT mean", "E2E mean")] for run in steady}
-    whole = {name: [each for each in figures if each is not None] for name, figures in found.items()}
-    runs = {name: figures for name, figures in whole.items() if len(figures) == len(found[name])}
+    runs: list[tuple[str, Figure, Figure, Figure]] = []
+    for run in steady:
+        ttft, step, e2e = (run.figure(name) for name in ("TTFT mean", "TPOT mean", "E2E mean"))
+        if ttft is not None and step is not None and e2e is not None:
+            runs.append((run.name, ttft, step, e2e))
     if len(runs) < LEFT_OUT_MIN:
         return []
-    needed = {
-        name: busy_steps + (ttft.measured - ttft.predicted) / step.predicted for name, (ttft, step, _) in runs.items()
-    }
-    errors: dict[str, dict[str, float]] = {"TTFT mean": {}, "E2E mean": {}}
-    for name, (ttft, step, e2e) in runs.items():
-        fitted = statistics.median(value for other, value in needed.items() if other != name)
+    needed = [busy_steps + (ttft.measured - ttft.predicted) / step.predicted for _, ttft, step, _ in runs]
+    errors: dict[str, list[_RunError]] = {"TTFT mean": [], "E2E mean": []}
+    for at, (name, ttft, step, e2e) in enumerate(runs):
+        fitted = statistics.median([*needed[:at], *needed[at + 1 :]])
         later = (fitted - busy_steps) * step.predicted
         for figure in (ttft, e2e):
-            errors[figure.name][name] = abs((figure.predicted + later) / figure.measured - 1)
+            errors[figure.name].append((name, abs((figure.predicted + later) / figure.measured - 1)))
     return [_total(name, of, ", its run left out of the fit") for name, of in errors.items()]
 
 
@@ -176,16 +180,16 @@ def told(found: Sequence[Total]) -> list[Total]:
     return [each for each in found if 2 * each.runs >= most]
 
 
-def _total(name: str, errors: Mapping[str, float], how: str = "") -> Total:
+def _total(name: str, errors: Sequence[_RunError], how: str = "") -> Total:
     """The errors of a figure; `how`: words after its name."""
-    worst = max(errors, key=lambda run: errors[run])
-    values = list(errors.values())
+    worst_run, worst = max(errors, key=lambda each: each[1])
+    values = [value for _, value in errors]
     return Total(
         name=f"{name}{how}",
         runs=len(values),
         median=statistics.median(values),
         mean=statistics.fmean(values),
-        worst=errors[worst],
-        worst_run=worst,
+        worst=worst,
+        worst_run=worst_run,
         aim=AIMS.get(name),
     )

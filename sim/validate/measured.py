@@ -280,7 +280,7 @@ def _steady(row: Mapping[str, str], where: str) -> Steady:
     if wrong:
         raise BadMeasurement(where, wrong, row[wrong], "a time in ms is more than 0")
     return Steady(
-        number=f"{_cell(row, 'exp_id', where):g}",
+        number=_number_of(row, where),
         model=row["model"],
         gpu=row["hardware"],
         tp=_positive(row, "tp", where),
@@ -290,6 +290,16 @@ def _steady(row: Mapping[str, str], where: str) -> Steady:
         where=where,
         **times,
     )
+
+
+def _number_of(row: Mapping[str, str], where: str) -> str:
+    """A row's ``exp_id``: `16` for 16.0; what is no whole number, or too large for a double, as it is written."""
+    value = _cell(row, "exp_id", where)
+    return str(int(value)) if value.is_integer() and abs(value) <= EXACT_MAX else row["exp_id"].strip()
+
+
+EXACT_MAX: Final = 1 << 53
+"""The largest whole number up to which a double holds each one."""
 
 
 # -- fields --

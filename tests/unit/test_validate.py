@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -180,6 +181,15 @@ def test_a_table_and_a_series_are_read() -> None:
 # -- the load --
 
 
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [("16.0", "16"), ("20251130", "20251130"), ("16.5", "16.5"), ("20251130123456789", "20251130123456789")],
+)
+def test_a_row_of_a_table_is_found_by_its_whole_number(written: str, number: str) -> None:
+    (row,), _ = read_steady(f"{HEADER}\n{ROW.replace('16.0', written)}\n", "t")
+    assert row.number == number
+
+
 def test_a_steady_load_follows_its_description() -> None:
     general = WORKLOADS["general"]
     planned = steady(general, np.random.default_rng(7), share=0.1)
@@ -261,6 +271,7 @@ def test_errors_add_up_over_runs() -> None:
     assert (total.median, total.mean, total.worst) == pytest.approx((0.1, 0.44 / 3, 0.3))
     assert total.aim == 0.08 and not total.met
     assert totals([comparison("a", 93)])[0].met
+    assert totals([comparison("run", 90), comparison("run", 104)])[0].runs == 2, "of two folders"
     assert Figure("queue p50", "ms", 0.0, 1.0).error is None
 
 
@@ -344,6 +355,16 @@ def test_the_command_for_people_and_machines(tmp_path: Path, capsys: pytest.Capt
     assert (run["event"], run["name"], run["requests"]) == ("run", "run", 1)
     assert {"name", "unit", "measured", "predicted", "error", "spread"} == set(run["figures"][0])
     assert total["event"] == "totals" and total["totals"][0]["runs"] == 1
+
+
+@pytest.mark.parametrize("path", [".", "../run", "inside/.."])
+def test_the_folder_of_a_run_has_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    (stamped(tmp_path) / "inside").mkdir()
+    monkeypatch.chdir(tmp_path / "run")
+    assert main(["validate", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[0])["name"] == "run"
 
 
 def test_a_runs_name_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,6 +507,10 @@ def test_each_run_is_left_out_of_the_fit_that_predicts_it() -> None:
     assert (e2e.runs, e2e.name, e2e.aim) == (3, "E2E mean, its run left out of the fit", 0.08)
     assert e2e.worst == pytest.approx(0.1), "without b, a and c need two steps, one more than b was predicted with"
     assert without_its_own_run(alike[:2], 1.0) == []
+    same_name = [replace(each, name="run") for each in alike]
+    assert [(each.runs, each.worst) for each in without_its_own_run(same_name, 1.0)] == [
+        (each.runs, each.worst) for each in without_its_own_run(alike, 1.0)
+    ]
     assert without_its_own_run([*alike[:2], comparison("d", 90)], 1.0) == [], (
         "a run without TTFT says nothing of the fit"
     )
