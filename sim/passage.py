@@ -71,7 +71,7 @@ def _wanted(front: SimulatedRouter, arrival: Arrival, model: str, verdict: Verdi
         prefill_only=arrival.output_tokens < 2,
         prompt_tokens=tokens,
         prefix=arrival.prefix,
-        prefix_block_tokens=arrival.block_tokens * (tokens / arrival.input_tokens if text_bytes else 1),
+        prefix_block_tokens=arrival.block_tokens * (tokens / max(1, arrival.input_tokens) if text_bytes else 1),
         slo_class=arrival.slo_class or "",
         arrived=front.kernel.now_s,
         unseeded=not (verdict.way is Way.SEEDED and front.settings.seeding),

@@ -11,6 +11,7 @@ from support.simulated import every, members
 
 from cluster.ids import InstanceId
 from cluster.instance import Role
+from loadgen.arrival import Arrival
 from router.core.values import Promise
 from router.scheduler.scoring.policies import POLICIES
 from sim.faults import Fault, Faults
@@ -81,6 +82,12 @@ def test_prompt_tokens_are_estimated_with_an_error() -> None:
     world.run(every(0.05, 200, tokens=1000 // 10, answer=4))
     assert len(set(seen)) > 20
     assert np.mean(seen) == pytest.approx(100, rel=0.05) and 0.08 < np.std(seen) / 100 < 0.25
+
+
+def test_a_row_without_prompt_tokens_is_served_like_any_other() -> None:
+    world = World(members(B), SimSettings(rough=ROUGH), policy=POLICIES["workload"])
+    result = world.run([*every(0.05, 5), Arrival(at_s=0.3, input_tokens=0, output_tokens=4)])
+    assert (result.columns["outcome"] == 1).all()
 
 
 def test_rates_of_a_fault_and_of_a_varying_speed_multiply() -> None:
