@@ -129,6 +129,8 @@ def _progress(replays: Sequence[tuple[str, Replay]], left_out: list[UsageError])
     from rich.console import Console
     from rich.text import Text
 
+    from sim.validate.measured import BadMeasurement
+
     console = Console(stderr=True, highlight=False)
     with console.status("replaying") if sys.stderr.isatty() else contextlib.nullcontext() as status:
         for number, (name, replay) in enumerate(replays, 1):
@@ -136,10 +138,10 @@ def _progress(replays: Sequence[tuple[str, Replay]], left_out: list[UsageError])
             status.update(Text(line)) if status is not None else say(line)
             try:
                 found = replay()
-            except UsageError as error:
-                left_out.append(error)
+            except UsageError as error:  # that of a row names its file and line
+                left_out.append(error if isinstance(error, BadMeasurement) else UsageError(f"{name}: {error}"))
                 continue
-            except ValueError as error:  # its settings contradict each other, such as a context beyond the KV cache
+            except (ValueError, ArithmeticError) as error:  # settings that contradict each other, impossible sizes
                 left_out.append(UsageError(f"{name}: {error}"))
                 continue
             yield found
@@ -261,8 +263,8 @@ def _stamped(path: Path, left_out: list[UsageError]) -> Stamped:
     from sim.validate.measured import read_gpu, read_requests, read_series, read_settings
     from sim.validate.stamped import Stamped
 
-    requests = read_requests(_rows_of(path / "requests.jsonl"), str(path / "requests.jsonl"))
     settings = read_settings(_text(path / "meta.json"), str(path / "meta.json"))
+    requests = read_requests(_rows_of(path / "requests.jsonl"), str(path / "requests.jsonl"), settings.longest)
     series, offset_s = path / "timeseries.csv", 0.0
     samples, bad = read_series(_rows_of(series), str(series)) if is_file(series) else ([], [])
     left_out += [*requests.left_out, *bad]

@@ -14,6 +14,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from cluster.errors import UsageError
@@ -82,6 +83,13 @@ class MeasuredSettings:
     async_scheduling: bool
     reserve_full_prompt: bool
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens of a prompt and its answer that the engine takes; None where the file does not say."""
+        if self.max_model_len is not None or self.num_blocks is None:
+            return self.max_model_len
+        return (self.num_blocks - 1) * self.block_size
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -126,17 +134,27 @@ RESOLUTION_S = 1e-6
 """The resolution in seconds of a wall clock's stamp in a double."""
 
 
-def read_requests(text: str, file: str) -> Requests:
+RUN_S_MAX: Final = 30 * 86_400.0
+"""No run lasts so many seconds: a larger time is in milliseconds, or counts from another moment."""
+
+
+def read_requests(text: str, file: str, longest: int | None = None) -> Requests:
     """The requests in order of arrival, without the rows that are no valid requests.
 
     Arrivals are stamped by the wall clock, everything else by a monotonic one. The offset between the two is taken from
     the request that reached the engine fastest, which counts as having taken no time.
 
+    Args:
+        text: the file's text.
+        file: its path, for errors.
+        longest: tokens of a prompt and its answer that the engine takes (`MeasuredSettings.longest`); None: unknown.
+
     Raises:
         UsageError: the file has no valid request.
     """
     left_out: list[BadMeasurement] = []
-    rows = _of_one_clock(_good(_json_lines(text, file), _stamped, left_out), left_out)
+    read = partial(_stamped, longest=longest)
+    rows = _of_one_clock(_good(_json_lines(text, file), read, left_out), left_out)
     if not rows:
         raise left_out[0] if left_out else UsageError(f"{file}: no requests")
     offset = min(queued - arrived for _, (arrived, queued, *_), _ in rows)
@@ -180,13 +198,20 @@ def _of_one_clock(rows: Iterable[_Stamped], left_out: list[BadMeasurement]) -> l
 _STAMPS = ("arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 
-def _stamped(row: Mapping[str, Any], where: str) -> _Stamped:
+def _stamped(row: Mapping[str, Any], where: str, longest: int | None) -> _Stamped:
     """A row's tokens and stamps. The engine's stamps must follow one another; the first is the wall clock's."""
     stamps = tuple(_number(row, name, where) for name in _STAMPS)
     if any(later < earlier - RESOLUTION_S for earlier, later in itertools.pairwise(stamps[1:])):
         why = f"{', '.join(_STAMPS)} must follow one another"
         raise BadMeasurement(where, "", "", f"stamps run backwards: {why}")
-    return (_whole(row, "input_toks", where), _whole(row, "output_toks", where)), stamps, where
+    if stamps[-1] - stamps[1] > RUN_S_MAX:
+        why = f"write seconds on the clock of queued_ts, at most {RUN_S_MAX:.0f} after it"
+        raise BadMeasurement(where, _STAMPS[-1], stamps[-1], why)
+    prompt, answer = _whole(row, "input_toks", where), _whole(row, "output_toks", where)
+    if longest is not None and prompt >= longest:
+        why = f"the engine took at most {longest} tokens with the answer: see max_model_len and kv_cache in meta.json"
+        raise BadMeasurement(where, "input_toks", prompt, why)
+    return (prompt, answer), stamps, where
 
 
 def read_settings(text: str, file: str) -> MeasuredSettings:
@@ -254,7 +279,11 @@ def read_series(text: str, file: str) -> tuple[list[Sample], list[BadMeasurement
 
 def _sample(row: Mapping[str, str], where: str) -> Sample:
     running, waiting = (round(_cell(row, name, where)) for name in ("running", "waiting"))
-    return Sample(_cell(row, "t", where), running, waiting, _cell(row, "kv_cache_pct", where))
+    at_s = _cell(row, "t", where)
+    if abs(at_s) > RUN_S_MAX:
+        why = f"write seconds since the run's start, at most {RUN_S_MAX:.0f}"
+        raise BadMeasurement(where, "t", row["t"], why)
+    return Sample(at_s, running, waiting, _cell(row, "kv_cache_pct", where))
 
 
 TIMES = ("e2e_mean", "e2e_p90", "e2e_p99", "itl_mean", "ttft_mean", "ttft_p90", "ttft_p99")

@@ -491,6 +491,53 @@ def test_an_invalid_byte_costs_at_most_its_own_row(tmp_path: Path, capsys: pytes
     assert "requests.jsonl:2: not a JSON object" in shown and "timeseries.csv:4: t is '\\udcff'" in shown
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "said"),
+    [
+        (
+            "timeseries.csv",
+            "1.76e12,1,2,3,0,4.5",
+            "timeseries.csv:4: t is 1.76e12; write seconds since the run's start",
+        ),
+        ("timeseries.csv", "1e300,1,2,3,0,4.5", "timeseries.csv:4: t is 1e300; write seconds since the run's start"),
+        ("requests.jsonl", {"input_toks": 1600}, "requests.jsonl:2: input_toks is 1600; the engine took at most 1600"),
+        ("requests.jsonl", {"last_token_ts": 1e300}, "requests.jsonl:2: last_token_ts is 1e+300; write seconds"),
+    ],
+)
+def test_an_impossible_cell_costs_its_own_row_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, row: str | dict, said: str
+) -> None:
+    folder = stamped(tmp_path)
+    with (folder / name).open("a") as file:
+        file.write(f"{row}\n" if isinstance(row, str) else lines({**REQUEST, **row}))
+    assert main(["validate", str(folder), "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "warning: 1 left out:" in shown.err and said in shown.err
+    run = json.loads(shown.out.splitlines()[1])
+    assert (run["requests"], len(run["series"])) == (1, 2)
+
+
+def test_settings_say_how_long_a_request_may_be() -> None:
+    assert read_settings(meta(), "m").longest == 1600, "one of the blocks is never given out"
+    assert read_settings(meta(kv_cache={}), "m").longest is None
+    assert read_settings(meta(engine_kwargs={**META["engine_kwargs"], "max_model_len": 512}), "m").longest == 512
+
+
+def test_a_run_that_cannot_be_replayed_costs_no_other_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def impossible(error: Exception) -> RunComparison:
+        raise error
+
+    errors = (UsageError("no such GPU"), OverflowError("too large"), ZeroDivisionError("division by zero"))
+    replays: list[tuple[str, validate.Replay]] = [
+        *((f"run {at}", partial(impossible, error)) for at, error in enumerate(errors)),
+        ("good", partial(comparison, "good", 90.0)),
+    ]
+    left_out: list[UsageError] = []
+    assert [each.name for each in validate._progress(replays, left_out)] == ["good"]
+    assert list(map(str, left_out)) == ["run 0: no such GPU", "run 1: too large", "run 2: division by zero"]
+    assert "replaying 4 of 4: good" in capsys.readouterr().err
+
+
 def test_each_run_is_left_out_of_the_fit_that_predicts_it() -> None:
     def run(name: str, ttft: float, measured: float, e2e: float = 200) -> RunComparison:
         figures = (
