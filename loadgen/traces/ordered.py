@@ -19,35 +19,93 @@ LOOK_ROWS = 256
 
 
 def rows(lines: Iterable[str], parse: Callable[[str], Arrival | None]) -> Iterator[Row]:
-    """Parse line by line; `parse` gives None for a header. A row that is earlier than the one before it is bad. If it
-    is earlier by `LEAP_S` and fits behind the rows before that one, the one before it is bad instead: one stamp of a
-    wrong year would make all later rows bad.
+    """Parse line by line; `parse` gives None for a header. A row that is earlier than the one before it is bad. But if
+    the row before is a late one, that one is bad instead: one stamp of a wrong day would make the later rows bad. A row
+    is late if the next row is earlier by `LEAP_S`, or the next two are earlier, and they follow the rows before it. The
+    last row is late if the trace is silent before it for `LEAP_S`, and for longer than all of it had lasted.
 
     Times stay as the trace has them: from its own zero.
     """
-    last_s = 0.0
-    late: tuple[int, Arrival] | None = None  # the latest row, given out once the next one has come
+    stamps = _Stamps()
     for at, line in numbered(lines):
         try:
             arrival = parse(line)
         except RowFault as fault:
             yield BadRow(at, str(fault))
             continue
-        if arrival is None:
-            continue
-        if late is not None:
-            ahead_s = late[1].at_s - arrival.at_s
-            if ahead_s >= LEAP_S and arrival.at_s >= last_s:
-                yield BadRow(late[0], f"not sorted: {ahead_s:.6g} s later than line {at}")
-            elif ahead_s > 0:
-                yield BadRow(at, f"not sorted: {ahead_s:.6g} s earlier than line {late[0]}")
-                continue
-            else:
-                last_s = late[1].at_s
-                yield late[1]
-        late = at, arrival
-    if late is not None:
-        yield late[1]
+        if arrival is not None:
+            yield from stamps.take(at, arrival)
+    yield from stamps.end()
+
+
+_Numbered = tuple[int, Arrival]
+"""A row's line, and the row."""
+
+
+class _Stamps:
+    """Checks the order of stamps; holds the latest row, and one after it that is earlier, until the next ones come."""
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+        self._last_s = 0.0
+        """The stamp of the last row given out."""
+        self._late: _Numbered | None = None
+        self._doubted: _Numbered | None = None
+
+    def take(self, at: int, arrival: Arrival) -> Iterator[Row]:
+        """The rows that are sure, now that this one has come."""
+        if self._late is None:
+            self._late = at, arrival
+            return
+        line, late = self._late
+        ahead_s, least_s = late.at_s - arrival.at_s, self._last_s
+        if self._doubted is not None:
+            least_s = self._doubted[1].at_s
+        if ahead_s <= 0:
+            yield from self._refuse_doubted()
+            yield self._given(late)
+            self._late = at, arrival
+        elif arrival.at_s < least_s:
+            yield BadRow(at, f"not sorted: {ahead_s:.6g} s earlier than line {line}")
+        elif ahead_s >= LEAP_S or self._doubted is not None:
+            yield from self._refuse_late(at, arrival)
+            self._late = at, arrival
+        else:
+            self._doubted = at, arrival
+
+    def end(self) -> Iterator[Row]:
+        """The rows that are left, now that no other one comes."""
+        yield from self._refuse_doubted()
+        if self._late is None:
+            return
+        line, late = self._late
+        silent_s, span_s = late.at_s - self._last_s, self._last_s - (self._first_s or 0.0)
+        if self._first_s is not None and silent_s > max(LEAP_S, span_s):
+            yield BadRow(line, f"the last row is {silent_s:.6g} s later than the one before it")
+        else:
+            yield self._given(late)
+
+    def _refuse_doubted(self) -> Iterator[Row]:
+        """The row before the one in doubt was right."""
+        if self._doubted is not None and self._late is not None:
+            (at, arrival), (line, late) = self._doubted, self._late
+            yield BadRow(at, f"not sorted: {late.at_s - arrival.at_s:.6g} s earlier than line {line}")
+        self._doubted = None
+
+    def _refuse_late(self, at: int, arrival: Arrival) -> Iterator[Row]:
+        """The row before the one in doubt, or else before this one, was late."""
+        assert self._late is not None
+        line, late = self._late
+        after, earlier = self._doubted or (at, arrival)
+        yield BadRow(line, f"not sorted: {late.at_s - earlier.at_s:.6g} s later than line {after}")
+        if self._doubted is not None:
+            yield self._given(earlier)
+        self._doubted = None
+
+    def _given(self, arrival: Arrival) -> Arrival:
+        self._last_s = arrival.at_s
+        self._first_s = arrival.at_s if self._first_s is None else self._first_s
+        return arrival
 
 
 def from_zero(found: Iterable[Row]) -> Iterator[Row]:

@@ -305,10 +305,37 @@ def test_real_servegen() -> None:
     assert len(hour) == pytest.approx(meant, rel=0.1)
 
 
-def test_one_stamp_of_a_wrong_year_makes_no_later_row_bad() -> None:
-    stamps = [1, 2, 3, 10_000_000, 4, 5, 2, 6, 20_000_000]
+@pytest.mark.parametrize(
+    ("stamps", "bad", "kept"),
+    [
+        (
+            [1, 2, 3, 10_000_000, 4, 5, 2, 6, 20_000_000],
+            [
+                (4, "not sorted: 1e+07 s later than line 5"),
+                (7, "not sorted: 3 s earlier than line 6"),
+                (9, "the last row is 2e+07 s later than the one before it"),
+            ],
+            [1, 2, 3, 4, 5, 6],
+        ),
+        ([1, 2, 1800, 3, 4, 5], [(3, "not sorted: 1797 s later than line 4")], [1, 2, 3, 4, 5]),
+        ([1800, 3, 4, 5], [(1, "not sorted: 1797 s later than line 2")], [3, 4, 5]),
+        ([1, 2, 1800, 3, 9_000, 4], [(4, "not sorted: 1797 s earlier than line 3")], None),
+        ([1, 5, 3, 6], [(3, "not sorted: 2 s earlier than line 2")], [1, 5, 6]),
+        ([1, 5, 3], [(3, "not sorted: 2 s earlier than line 2")], [1, 5]),
+        ([1, 5, 3, 2, 4], [(4, "not sorted: 3 s earlier than line 2"), (2, "not sorted: 2 s later than line 3")], None),
+        ([0, 7200], [(2, "the last row is 7200 s later than the one before it")], [0]),
+        ([0, 7200, 14_400], [], [0, 7200, 14_400]),
+        ([0, 3600], [], [0, 3600]),
+        ([1_700_000_000], [], [1_700_000_000]),
+    ],
+)
+def test_one_stamp_of_a_wrong_time_makes_no_later_row_bad(
+    stamps: list[int], bad: list[tuple[int, str]], kept: list[int] | None
+) -> None:
     lines = [M % (1000 * at, 5, 5, "[1]") for at in stamps]
     found = list(FORMATS["mooncake"](lines, np.random.default_rng(1), 0.0))
-    bad = [(row.line, row.what) for row in found if isinstance(row, BadRow)]
-    assert bad == [(4, "not sorted: 1e+07 s later than line 5"), (7, "not sorted: 3 s earlier than line 6")]
-    assert [row.at_s for row in found if isinstance(row, Arrival)] == [0, 1, 2, 3, 4, 5, 19_999_999]
+    told = [(row.line, row.what) for row in found if isinstance(row, BadRow)]
+    assert told[: len(bad)] == bad and len(found) == len(stamps)
+    if kept is not None:
+        assert len(told) == len(bad)
+        assert [row.at_s for row in found if isinstance(row, Arrival)] == [at - kept[0] for at in kept]
