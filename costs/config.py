@@ -74,6 +74,9 @@ METHODS = {
 }
 """As `ALGORITHMS`, for ``quant_method`` where the file names no algorithm."""
 
+PLAIN = ("", "modelopt", "bitsandbytes")
+"""``quant_method`` of weights that are not quantised if no other field says how; empty: the file does not say."""
+
 _DTYPES = {"float32": Dtype.FP32, "float16": Dtype.BF16, "bfloat16": Dtype.BF16, "auto": Dtype.BF16}
 """fp16 counts as bf16: the same bytes and the same units."""
 
@@ -335,7 +338,19 @@ def _quantised(config: Mapping[str, Any]) -> tuple[Dtype, float]:
         return Dtype.BF16, 0.5 + 4 / 64
     if config.get("load_in_8bit"):
         return Dtype.INT8, 1.0
-    return Dtype.BF16, 2.0
+    if method.lower() in PLAIN:
+        return Dtype.BF16, 2.0
+    raise _unknown(config, method)
+
+
+def _unknown(config: Mapping[str, Any], method: str) -> UsageError:
+    """Of which field and value costs know no sizes: the bits, where a method such as gptq is known by them."""
+    name = _spelt(config, BITS)
+    told = f"quant_method is {method!r:.60}" if name is None else f"{name} is {config[name]!r:.60}"
+    known = ", ".join(each for each in (*METHODS, *PLAIN, "compressed-tensors") if each)
+    return UsageError(
+        f"{told}, of which costs know no sizes. Known are {known}, and any method with bits 2, 3, 4 or 8. {_COPY}"
+    )
 
 
 def _weights_only(config: Mapping[str, Any]) -> bool:
@@ -349,11 +364,14 @@ def _weights_only(config: Mapping[str, Any]) -> bool:
 
 
 def _several(field: str, value: Any) -> UsageError:
-    return UsageError(
-        f"{field} is {value!r:.60}: its layers have several formats, and costs know one for all. Give a copy of "
-        "config.json, in a folder of its own, whose quantization_config has the format of most weights, like "
-        '{"quant_method": "modelopt", "quant_algo": "FP8"}.'
-    )
+    return UsageError(f"{field} is {value!r:.60}: its layers have several formats, and costs know one for all. {_COPY}")
+
+
+_COPY = (
+    "Give a copy of config.json, in a folder of its own, whose quantization_config has the format of most weights, like "
+    '{"quant_method": "modelopt", "quant_algo": "FP8"}.'
+)
+"""The fix for weights of which costs know no sizes."""
 
 
 def _algorithm(config: Mapping[str, Any]) -> tuple[str, str]:
@@ -377,9 +395,13 @@ def _block_scale(config: Mapping[str, Any]) -> float:
     return 4.0 / float(block[0] * block[1])
 
 
+BITS = ("bits", "w_bit")
+"""Spellings of the bits per weight."""
+
+
 def _bits(config: Mapping[str, Any]) -> int:
     """Bits per weight; a mean of several formats is rounded down. 0: the file does not say."""
-    name = _spelt(config, ("bits", "w_bit"))
+    name = _spelt(config, BITS)
     value = 0 if name is None else config[name]
     if not isinstance(value, int | float):
         raise UsageError(f"{name} is {value!r:.60}, which is no number.")

@@ -175,7 +175,10 @@ GROUP: dict[str, Any] = {"weights": {"num_bits": 4, "type": "float", "group_size
             Dtype.BF16,
             1.0,
         ),
-        ({"quant_method": "something-new"}, Dtype.BF16, 2.0),
+        ({"quant_method": "something-new", "bits": 4, "group_size": 128}, Dtype.BF16, 0.5 + 2.5 / 128),
+        ({"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}}, Dtype.BF16, 2.0),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": False}, Dtype.BF16, 2.0),
+        ({}, Dtype.BF16, 2.0),
     ],
 )
 def test_quantised_weights(quantisation: dict[str, Any], dtype: Dtype, stored: float) -> None:
@@ -216,6 +219,12 @@ def test_quantised_weights(quantisation: dict[str, Any], dtype: Dtype, stored: f
             },
             "config_groups is .*'num_bits': 8.*its layers have several formats",
         ),
+        ({"quant_method": "something-new"}, "quant_method is 'something-new', of which.*Known are fp8.*Give a copy"),
+        ({"quant_method": "quark"}, "in quantization_config: quant_method is 'quark', of which costs know no sizes"),
+        ({"quant_method": "torchao", "quant_type": {"default": "int4"}}, "quant_method is 'torchao', of which"),
+        ({"quant_method": "hqq", "quant_config": {}}, "quant_method is 'hqq', of which"),
+        ({"quant_method": "gptq"}, "quant_method is 'gptq', of which.*with bits 2, 3, 4 or 8"),
+        ({"quant_method": "gptq", "bits": 6}, "bits is 6, of which costs know no sizes"),
         ({"quant_method": "compressed-tensors", "config_groups": [1]}, r"config_groups is \[1\], which has no group"),
     ],
 )
