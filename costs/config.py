@@ -45,6 +45,11 @@ LAYERNORM = frozenset({"bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "op
 BIASED = frozenset({"bloom", "gpt2", "gpt_bigcode", "gpt_neox", "opt", "starcoder2"})
 """Families with a bias on every matrix."""
 
+WINDOW_PATTERNS = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "gemma3": 6, "gemma3_text": 6}
+"""In families with sliding windows: of so many layers the last one sees the whole context, if the file does not say
+(transformers' defaults).
+"""
+
 NORMS_PER_LAYER = {"gemma2": 4, "gemma3": 4, "gemma3_text": 4, "falcon": 1}
 """Norms of one layer, for families that do not have two."""
 
@@ -254,10 +259,9 @@ def _window(config: Mapping[str, Any], layers: int) -> tuple[int, int]:
     if isinstance(kinds, list):
         return tokens, sum(kind == "sliding_attention" for kind in kinds)
     every = _part(config, "sliding_window_pattern", "_sliding_window_pattern")
+    every = every or WINDOW_PATTERNS.get(str(config.get("model_type")), 0)
     if every:
         return tokens, layers - layers // every
-    if config.get("model_type") in {"gemma2", "gpt_oss"}:
-        return tokens, -(-layers // 2)
     return tokens, layers
 
 

@@ -291,6 +291,11 @@ def test_float32_is_twice_as_large() -> None:
         ({"sliding_window": None}, (0, 0)),
         ({"sliding_window": 128, "model_type": "gpt_oss"}, (128, 16)),
         ({"sliding_window": 1024, "sliding_window_pattern": 6}, (1024, 27)),
+        ({"sliding_window": 4096, "model_type": "gemma2"}, (4096, 16)),
+        ({"sliding_window": 4096, "model_type": "cohere2"}, (4096, 24)),
+        ({"sliding_window": 1024, "model_type": "gemma3_text"}, (1024, 27)),
+        ({"model_type": "gemma3", "text_config": {"sliding_window": 1024, "model_type": "gemma3_text"}}, (1024, 27)),
+        ({"sliding_window": 1024, "model_type": "gemma3", "sliding_window_pattern": 4}, (1024, 24)),
         ({"sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"] * 16}, (9, 16)),
     ],
 )
