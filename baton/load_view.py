@@ -92,7 +92,7 @@ def print_report(report: LoadReport) -> None:
 def _console() -> Any:
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)  # texts of servers are shown as they are
     if not console.is_terminal:
         console.width = 120  # a file has no edge to fold at
     return console
@@ -103,17 +103,20 @@ SUMS = {"ttft": "first token, in the router", "tt2t": "then to the second token"
 
 
 def _print_stages(console: Any, stages: Stages) -> None:
-    """Print the parts of one sum that the router measured: the means of the parts add up to the mean of the sum."""
+    """Print the parts of one sum that the router measured: the means of the parts add up to the mean of the sum. The
+    router's words are shown as they are.
+    """
     from rich.table import Table
+    from rich.text import Text
 
     title = f"{SUMS[stages.sum]}: {stages.count} {stages.way} requests, ms"
-    console.print(title)
+    console.print(Text(title))
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("part")
     for column in ("mean", "share", "p50", "p90", "p99", "requests"):
         table.add_column(column, justify="right")
     for part in (*stages.parts, stages.total):
-        table.add_row(*stage_cells(part, stages))
+        table.add_row(*map(Text, stage_cells(part, stages)))
     console.print(table)
 
 
