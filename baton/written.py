@@ -39,7 +39,8 @@ def check_written(written: Mapping[str, Path | None], read: Iterable[tuple[str, 
 
 
 def check_folders(written: Mapping[str, Path | None]) -> None:
-    """Refuse results in folders that do not exist or may not be entered, and results that are folders. `written` as for `check_written`.
+    """Refuse results in folders that do not exist or may not be entered, and results that are folders. `written` as for
+    `check_written`.
 
     Raises:
         UsageError: the message names the flag and the path.

@@ -372,7 +372,8 @@ def _several(field: str, value: Any) -> UsageError:
 
 
 _COPY = (
-    "Give a copy of config.json, in a folder of its own, whose quantization_config has the format of most weights, like "
+    "Give a copy of config.json, in a folder of its own, whose quantization_config has the format of most weights, "
+    "like "
     '{"quant_method": "modelopt", "quant_algo": "FP8"}.'
 )
 """The fix for weights of which costs know no sizes."""

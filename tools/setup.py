@@ -41,6 +41,12 @@ TORCH_HASHED = ((3, 11), "x86_64")
 """The Python and machine whose CPU build of torch the lock has a hash of (tools/lock.py)."""
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM = "0.32.0"
+SELDOM = re.compile(
+    r"/tests/|/transformers/models/|/kubernetes/|/ray/(rllib|data|serve|tune|train|llm)/|/anthropic/|/sympy/physics/"
+    r"|/torch/(testing|ao)/|/mypyc?/|/fontTools/|/openai/resources/|/vllm/models/"
+)
+"""Modules whose bytecode is not made beforehand, half of all: few of them or none is ever imported, and Python makes
+theirs as it imports them."""
 ADDED = ("k8s.txt",)
 """Locks of extras that are installed beside a device's own."""
 
@@ -225,14 +231,13 @@ def install_packages(packages: Sequence[str]) -> None:
 
 
 def compile_packages() -> None:
-    """Bytecode of all packages, on all cores: pip would write it on one, for most of the time that it unpacks.
+    """Bytecode of packages, on all cores: pip would write it on one, for most of the time that it unpacks.
 
     Sources that no Python compiles (templates, the like) are among them, so its exit code says nothing.
     """
     folder = site_packages()
-    show = Progress("bytecode", sum("/tests/" not in str(each) for each in folder.rglob("*.py")), now="")
-    # Packages' own tests, one file in eleven, are never imported.
-    command = [str(PYTHON), "-m", "compileall", "-j", "0", "-x", "/tests/", str(folder)]
+    show = Progress("bytecode", sum(SELDOM.search(str(each)) is None for each in folder.rglob("*.py")), now="")
+    command = [str(PYTHON), "-m", "compileall", "-j", "0", "-x", SELDOM.pattern, str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
     for _, line in lines([process.stdout], every_s=1.0):
