@@ -10,6 +10,7 @@ import asyncio
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,17 @@ from support.chaos_fleet import ChaosFleet
 from support.chaos_load import Kind, wordy
 from support.chaos_router import announced, as_process, in_process
 from support.chaos_run import CLIENTS, Outcome, Router, Run
-from support.chaos_scenarios import BY_NAME, LIMITS, RANKED, SCENARIOS, UNSEEN, WITH_SOURCES, Hurts, Scenario
+from support.chaos_scenarios import (
+    BY_NAME,
+    EARLY_LEGS,
+    LIMITS,
+    RANKED,
+    SCENARIOS,
+    UNSEEN,
+    WITH_SOURCES,
+    Hurts,
+    Scenario,
+)
 from support.chaos_sources import aggregated_with_sources, patient_sources, with_sources
 from support.redis_server import RedisServer
 
@@ -36,7 +47,7 @@ MORE_SEEDS = (3, 4, 5, 6, 7, 8)
 TRIES = 3
 STARVED_S = 0.5
 
-ON_MOCKS = [each for each in (*SCENARIOS, *RANKED) if each.drive in {"", "partition"}]
+ON_MOCKS = [each for each in (*SCENARIOS, *RANKED, *EARLY_LEGS) if each.drive in {"", "partition"}]
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +94,12 @@ async def runs(scenario: Scenario, seeds: Iterable[int], router: Router = in_pro
     return [task.result() for task in tasks]
 
 
-SCENARIO = pytest.mark.parametrize("scenario", ON_MOCKS, ids=[each.name for each in ON_MOCKS])
+LONG = {"kill D mid-stream, P has two ranks", "kill P during leg 1, D has two ranks", "slow P while an early leg waits"}
+"""Rows that others stand for are run by `make test-long`."""
+SCENARIO = pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(each, id=each.name, marks=[pytest.mark.long] * (each.name in LONG)) for each in ON_MOCKS],
+)
 
 
 @SCENARIO
@@ -100,7 +116,8 @@ def _of_sources() -> list[Any]:
     """
     long = {"kill D between the legs", "kill D during the pull", "break P before its work", "error P", "refuse P",
             "stale blocks, digests", "P shuts its port during leg 1", "partition of P from the router",
-            "prefill legs' pulls stand still"}  # fmt: skip
+            "prefill legs' pulls stand still", "kill a rank of D during the pull", "kill P during leg 1, D has two ranks",
+            "kill a rank of P during leg 1"}  # fmt: skip
     assert long <= {each.name.removesuffix(", sources") for each in WITH_SOURCES}
     return [
         pytest.param(each, id=each.name, marks=[pytest.mark.long] * (each.name.removesuffix(", sources") in long))
@@ -182,15 +199,21 @@ async def test_early_legs_are_among_what_is_struck(scenario: Scenario) -> None:
 # -- what is not an engine's fault --
 
 
+@pytest.mark.interpreted
+@pytest.mark.parametrize("more", [{}, {"dp": 2, "sources": True}], ids=["", "ranks, sources"])
 @pytest.mark.parametrize("engine_dies", [False, True], ids=["", "and a P starts anew meanwhile"])
-async def test_redis_gone_and_back(tmp_path: Path, engine_dies: bool) -> None:
+async def test_redis_gone_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine_dies: bool, more: dict[str, Any]
+) -> None:
     """The stand-in for Redis is killed under load, and comes back empty. The router serves on with what it knows."""
-    (outcome,) = await fairly(lambda: _without_redis(tmp_path, engine_dies=engine_dies))
+    if more.get("sources"):
+        monkeypatch.setitem(POLICIES, "least_load", with_sources)
+    (outcome,) = await fairly(lambda: _without_redis(tmp_path, engine_dies=engine_dies, more=more))
     assert outcome.strikes == 1
     holds_true(outcome)
 
 
-async def _without_redis(directory: Path, *, engine_dies: bool) -> list[Outcome]:
+async def _without_redis(directory: Path, *, engine_dies: bool, more: dict[str, Any]) -> list[Outcome]:
     server = RedisServer(directory, standin=True)
     await asyncio.to_thread(server.start)
     back: list[asyncio.Future[None]] = []
@@ -209,7 +232,8 @@ async def _without_redis(directory: Path, *, engine_dies: bool) -> list[Outcome]
         await agents.close()
 
     try:
-        return [await Run(scenario=BY_NAME["Redis gone and back"], router=router, strike=strike).outcome()]
+        scenario = replace(BY_NAME["Redis gone and back"], **more)
+        return [await Run(scenario=scenario, router=router, strike=strike).outcome()]
     finally:
         for each in back:
             await each

@@ -18,6 +18,7 @@ from support.fleet import eventually
 from support.mock import mock_settings
 
 from cluster.ids import InstanceId, ranks_of
+from cluster.wire import EARLY
 from engine.mock.asked import read_body
 from engine.mock.faults import FaultLeg
 from engine.mock.fleet import MockFleet
@@ -37,7 +38,7 @@ class ChaosFleet:
             mock_settings(name, role, lease_s=lease_s, seed=seed, digests=scenario.digests, **PACE)
             for role, count in shape.counts.items()
             for number in range(count)
-            for name in ranks_of(InstanceId(f"{role.value}-{number}"), scenario.dp)
+            for name in ranks_of(InstanceId(f"{role.value}-{number}"), scenario.ranks(role))
         ]
         self.scenario = scenario
         self.mocks = MockFleet(settings)
@@ -193,8 +194,11 @@ class _Listener:
 
     def _asked(self, request: Any, exchange: Any) -> None:
         body = read_body(request.body, "application/json")
-        if leg_of(body, body.get("kv_transfer_params") or {}) is FaultLeg.PREFILL:
+        fields = body.get("kv_transfer_params") or {}
+        if leg_of(body, fields) is FaultLeg.PREFILL:
             self._fleet.reached(Stage.LEG_1, self._mock, None)
+        elif EARLY in fields:
+            self._fleet.reached(Stage.EARLY, self._fleet.mocks.instances.get(fields[EARLY]), self._mock)
 
     def _held(self, hold: Any) -> None:
         self._fleet.reached(Stage.BETWEEN, self._mock, self._fleet.another(self._mock))

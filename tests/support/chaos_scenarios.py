@@ -20,6 +20,7 @@ class Stage(StrEnum):
 
     BEFORE = "before leg 1"
     LEG_1 = "during leg 1"
+    EARLY = "while an early leg waits"
     BETWEEN = "between the legs"
     PULL = "during the pull"
     PULLED = "before D's first byte"
@@ -67,6 +68,8 @@ class Scenario:
     """Whether the engines compare what they pull with what was held, as Baton's connector can."""
     dp: int = 1
     """Data parallel ranks of each instance."""
+    decode_dp: int = 0
+    """The same of instances that only decode, where these have another number; 0: they have not."""
     sources: bool = False
     """Whether prompts begin alike, and a source is asked for each prompt's beginning."""
     aggregated: bool = False
@@ -83,6 +86,10 @@ class Scenario:
         """Whether pulls stand still until the fault is removed: their blocks stay taken so long."""
         return self.fault.get("fault") == "hang_pull"
 
+    def ranks(self, role: Role) -> int:
+        """The data parallel ranks of an instance of this role."""
+        return self.decode_dp or self.dp if role is Role.DECODE else self.dp
+
     @property
     def role(self) -> Role:
         """The role of the instances that are struck."""
@@ -93,6 +100,7 @@ DIES = {"fault": "die", "seconds": 0.3}
 _LOST_ANSWER = "P's answer is lost, and with it the hold's name: no router can release the hold"
 _DEAF_D = "D never tells P that it gave up"
 _NO_NOTICE = "P is never told of the pull"
+_NO_RANKS = "the fleets of these rows have no ranks there"
 _ONE_REQUEST = "engines of the simulator fail as a whole, not request by request"
 
 
@@ -194,16 +202,37 @@ def _of_others() -> list[Scenario]:
 
 
 def _of_ranks() -> list[Scenario]:
-    """A data parallel rank dies, and with it the other ranks of its engine, which share its port."""
+    """A data parallel rank dies, and with it the other ranks of its engine, which share its port. Or the ranks of one
+    side meet instances without ranks, and one of these dies.
+    """
     stages = {Side.P: (Stage.LEG_1, Stage.BETWEEN), Side.D: (Stage.PULL, Stage.STREAM)}
-    return [
+    both = [
         Scenario(
             name=f"kill a rank of {side.name} {stage}", fault=DIES, side=side, stage=stage, dp=2,
-            lease=_DEAF_D if side is Side.D and stage is Stage.PULL else "",
-            not_in_sim="the fleets of these rows have no ranks there",
+            lease=_DEAF_D if side is Side.D and stage is Stage.PULL else "", not_in_sim=_NO_RANKS,
         )
         for side, listed in stages.items()
         for stage in listed
+    ]  # fmt: skip
+    sizes = {"P has two ranks": (2, 1), "D has two ranks": (1, 2)}
+    return both + [
+        replace(each, name=f"kill {each.side.name} {each.stage}, {name}", dp=dp, decode_dp=decode_dp)
+        for name, (dp, decode_dp) in sizes.items()
+        for each in both
+        if each.stage in {Stage.LEG_1, Stage.STREAM}
+    ]
+
+
+def _of_early_legs() -> list[Scenario]:
+    """What may happen while a decode leg waits at D, and P computes."""
+    fields = {"stage": Stage.EARLY, "not_in_sim": "tests/sim/test_early_legs_sim.py"}
+    return [
+        Scenario(name=f"kill P {Stage.EARLY}", fault=DIES, side=Side.P, **fields),
+        Scenario(name=f"kill D {Stage.EARLY}", fault=DIES, **fields, lease=_DEAF_D),
+        Scenario(name=f"kill a rank of P {Stage.EARLY}", fault=DIES, side=Side.P, dp=2, **fields),
+        Scenario(name=f"D shuts its port {Stage.EARLY}", fault={"fault": "close", "seconds": 0.5}, **fields),
+        Scenario(name=f"slow P {Stage.EARLY}", fault={"fault": "slow", "factor": 20, "seconds": 0.5}, side=Side.P,
+                 **fields),
     ]  # fmt: skip
 
 
@@ -213,6 +242,8 @@ SOURCED = (
     *("pulls fail: P and D apart", "lost notices", "corrupt blocks, digests", "stale blocks, digests"),
     *("P shuts its port during leg 1", "30 % abort storm", "abort storm, a P hears no releases"),
     *("partition of P from the router", "every D dead"),
+    *(f"kill a rank of P {Stage.LEG_1}", f"kill a rank of D {Stage.PULL}", f"kill P {Stage.LEG_1}, D has two ranks"),
+    f"kill D {Stage.EARLY}",
 )
 """Faults of these rows also strike the legs and the pulls of sources."""
 
@@ -224,7 +255,7 @@ def _of_sources() -> list[Scenario]:
     fields = {"sources": True, "sim": (), "not_in_sim": "tests/sim/test_peers_sim.py"}
     return [
         replace(each, name=f"{each.name}, sources", lease=each.lease or _source_lease(each.fault), **fields)
-        for each in SCENARIOS
+        for each in (*SCENARIOS, *RANKED, *EARLY_LEGS)
         if each.name in SOURCED
     ]
 
@@ -265,6 +296,9 @@ UNSEEN: tuple[Scenario, ...] = tuple(_unseen())
 
 RANKED: tuple[Scenario, ...] = tuple(_of_ranks())
 """Rows with data parallel ranks. They are not in the table, since no other router chooses ranks."""
+
+EARLY_LEGS: tuple[Scenario, ...] = tuple(_of_early_legs())
+"""Rows that strike while an early leg waits. They are not in the table: no other router sends early legs."""
 
 WITH_SOURCES: tuple[Scenario, ...] = (*_of_sources(), *_of_still_sources())
 """Rows with prefixes that are pulled from peers. They are not in the table: no other router here has sources."""
