@@ -116,8 +116,8 @@ def _of_sources() -> list[Any]:
     """
     long = {"kill D between the legs", "kill D during the pull", "break P before its work", "error P", "refuse P",
             "stale blocks, digests", "P shuts its port during leg 1", "partition of P from the router",
-            "prefill legs' pulls stand still", "kill a rank of D during the pull", "kill P during leg 1, D has two ranks",
-            "kill a rank of P during leg 1"}  # fmt: skip
+            "prefill legs' pulls stand still", "kill a rank of D during the pull", "kill a rank of P during leg 1",
+            "kill P during leg 1, D has two ranks"}  # fmt: skip
     assert long <= {each.name.removesuffix(", sources") for each in WITH_SOURCES}
     return [
         pytest.param(each, id=each.name, marks=[pytest.mark.long] * (each.name.removesuffix(", sources") in long))
