@@ -109,11 +109,11 @@ def answer_ms(engine: EngineBounds, demand: Demand) -> tuple[Floats, Floats]:
 
 def _request_ms(engine: EngineBounds, demand: Demand) -> float:
     """The time, in ms, of one request's part of a decode step, in the best batch that the loosest TPOT and the memory
-    allow.
+    allow. Requests share what may be cached of their prompts, so each needs memory of its own for the rest alone.
     """
     cost = engine.costs.by_kind.decode
     loosest = float(demand.target_ms("tpot_ms").max())
-    smallest = float(demand.inputs.min())
+    smallest = float((demand.inputs - demand.cached).min())
     low, high = 1, max(1, min(engine.seqs_max, int(engine.kv_tokens // max(1.0, smallest))))
     while low < high:
         middle = (low + high + 1) // 2

@@ -117,6 +117,29 @@ def demand(promise: ClassPromise, inputs: int = 2000, outputs: int = 100) -> Dem
     return demand_of(load(1, 1, 50, inputs, outputs), {"": promise})
 
 
+def test_requests_with_one_system_prompt_share_its_memory() -> None:
+    """Counted for each request, it allowed twelve at a time on an L4, and the bound asked for a second instance. One
+    keeps the promise.
+    """
+    shared, own = 181, 7  # blocks of 16 tokens
+    arrivals = [
+        Arrival(
+            at_s=number / 2.5,
+            input_tokens=3000,
+            output_tokens=100,
+            prefix=(*range(shared), *(1000 + own * number + each for each in range(own))),
+            block_tokens=16,
+        )
+        for number in range(150)
+    ]
+    model, promise = shipped.model_named("Llama-3.1-8B"), ClassPromise(ttft_ms=4000.0, tpot_ms=170.0)
+    costs, config = engine_of(B, model, gpu_named("L4"), Spans(), read_words(()), profiles=shipped.profiles())
+    one = member("both", B, "m", costs, config)
+    need = least_wholes(engine(one), demand_of(arrivals, {"": promise}))
+    assert need.exact <= 1.0, need
+    assert attainment(arrivals, promise, (one, 1)) == 1.0
+
+
 def test_an_impossible_promise_names_its_term() -> None:
     pair = engine(kind(P)), engine(kind(D))
     assert impossible(*pair, demand(ClassPromise(ttft_ms=500, tpot_ms=40))) is None
