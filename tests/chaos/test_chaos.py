@@ -45,7 +45,7 @@ from router.scheduler.scoring.policies import POLICIES
 SEEDS = (0, 1, 2)
 MORE_SEEDS = (3, 4, 5, 6, 7, 8)
 TRIES = 3
-STARVED_S = 0.5
+STARVED_S = 0.2
 
 ON_MOCKS = [each for each in (*SCENARIOS, *RANKED, *EARLY_LEGS) if each.drive in {"", "partition"}]
 
