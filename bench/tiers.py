@@ -4,6 +4,7 @@
     make bench-tiers ARGS=--quick                      some seven minutes: one model, two rounds, one repeat
     make bench-tiers ARGS="--quick --only evicted"     two minutes
     make bench-tiers ARGS=--publish                    writes docs/ from a whole run
+    make bench-tiers ARGS="--only talks --publish"     writes one part; the others stay as they were published
 
 Real vLLM engines, in three parts. `evicted`: four other prompts evict a prompt of 1,800 tokens. It comes again: to
 the engine that has it in a tier, and to another engine, which pulls it. Its time to the first token is compared with
@@ -41,15 +42,16 @@ from support.tier_talks import heard_with
 from support.tiered import tiered
 
 from bench.processes import ROOT
-from bench.published import machine, note_of, publish, result, save, say, show
+from bench.published import DOCS, machine, note_of, publish, result, save, say, show
 from bench.sources import below, digest_of, elsewhere
-from bench.tiers_tables import KNOWN, NONE, UNKNOWN, figures_of, note, tables, targets
+from bench.tiers_tables import KNOWN, NONE, UNKNOWN, figures_of, merged, note, tables, targets
 
 PARTS: Final = ("evicted", "talks", "ranks")
 KINDS: Final = ("host", "disk")
 START_S: Final = 600.0
 """Seconds for the start of a cluster on a machine that does other things, too."""
 SETTLED_S: Final = 10.0
+PUBLISHED: Final = DOCS / "benchmarks" / "tiers.json"
 SOURCES: Final = (
     "router", "engine", "decode", "prefill", "kvtransfer", "cluster", "baton", "costs", "bench/tiers.py",
     "bench/pair.py", *(f"tests/support/{name}.py" for name in (
@@ -171,8 +173,8 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="forget kept steps")
     parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md and its JSON")
     args = parser.parse_args(words)
-    if args.publish and (args.quick or args.only):
-        parser.error("only a whole run is published: leave out --quick and --only")
+    if args.publish and args.quick:
+        parser.error("only whole parts are published: leave out --quick")
     return args
 
 
@@ -193,11 +195,14 @@ def main(words: Sequence[str] | None = None) -> int:
             found["steps"][step.key] = taken(step, scale)
             save(path, json.dumps(found, indent=1))
     figures = figures_of({step: found["steps"][step.key] for step in wanted})
+    facts = found["machine"]  # as it was when the steps began
+    if args.publish:
+        before = json.loads(PUBLISHED.read_text())
+        figures = merged(figures, parts, facts, before)
     made = tables(figures)
     show(made)
     told = result("tiers", figures, targets(figures))
     if args.publish:
-        facts = found["machine"]  # as it was when the steps began
         publish(told, made, facts, note_of(facts, note(figures)))
     return 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, Protocol
 
@@ -123,11 +123,32 @@ def targets(figures: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+OF_PART: Final = {"evicted": ("evicted",), "talks": ("talks", "talks_ratios"), "ranks": ("ranks", "hit_rates")}
+"""By part: the names of its figures."""
+NAMES: Final = {"evicted": "evicted prompts", "talks": "conversations", "ranks": "ranks"}
+
+
+def merged(
+    figures: Mapping[str, Any], parts: Sequence[str], facts: Mapping[str, Any], published: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The figures of these parts, and of the others those that are published. `made` says when and where each part was
+    measured. `facts`: this run's machine; `published`: what docs/benchmarks has.
+    """
+    before, origin = published["figures"], published["machine"]
+    dates = before.get("made", dict.fromkeys(OF_PART, f"{origin['date']}, {origin['cpu']}"))
+    return {
+        **{name: (figures if part in parts else before)[name] for part, names in OF_PART.items() for name in names},
+        "made": {**dates, **dict.fromkeys(parts, f"{facts['date']}, {facts['cpu']}")},
+    }
+
+
 def note(figures: Mapping[str, Any]) -> str:
     """What the figures rest on."""
     rounds = min(mine["back_over_cold"]["repeats"] for kinds in figures["evicted"].values() for mine in kinds.values())
     repeats = min(len(of) for of in figures["talks"].values())
-    return f"vLLM 0.32 on CPU, all engines on one machine; {rounds} rounds of each kind, {repeats} repeats"
+    said = f"vLLM 0.32 on CPU, all engines on one machine; {rounds} rounds of each kind, {repeats} repeats"
+    parts = [f"{NAMES[part]} of {when}" for part, when in figures.get("made", {}).items()]
+    return "; ".join([said, *parts])
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:

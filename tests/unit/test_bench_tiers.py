@@ -10,7 +10,7 @@ import pytest
 
 from bench import headlines, tiers, tiers_tables
 from bench.tiers import DEFAULT, PARTS, QUICK, Step
-from bench.tiers_tables import KNOWN, NONE, UNKNOWN, figures_of, tables, targets
+from bench.tiers_tables import KNOWN, NONE, UNKNOWN, figures_of, merged, note, tables, targets
 
 ROUNDS = {"back": [[1.0, 0.1, 0.05], [2.0, 0.4, 0.1], [1.0, 0.14, 0.06]], "gb_s": [{"host": 0.5}, {"host": 0.6}],
           "peer": [[1.0, 0.1, 0.2], [1.0, 0.1, 0.3], [1.0, 0.2, 0.4]], "peer_cache": [[2.0, 0.1, 0.2]] * 6}  # fmt: skip
@@ -68,6 +68,24 @@ def test_tables_show_the_parts_that_were_measured() -> None:
     assert set(targets(figures_of(alone))) == {"hit_rate_of_ranks_off_instances"}
 
 
+def test_a_part_is_published_beside_the_others_of_before_with_its_own_date() -> None:
+    old = {"date": "2026-11-27", "cpu": "Xeon"}
+    before = {"figures": figures_of(FOUND), "machine": old}
+    ranks = {"ranks": {"prompt": 100, "cached": 70, "by_place": []}, "instances": {"prompt": 100, "cached": 71}}
+    new = figures_of({Step("ranks", (name,), 0): told for name, told in ranks.items()})
+    figures = merged(new, ["ranks"], {"date": "2026-11-30", "cpu": "EPYC"}, before)
+    assert figures["ranks"] == new["ranks"] and figures["hit_rates"]["off"] == [pytest.approx(-0.01)]
+    assert all(figures[name] == before["figures"][name] for name in ("evicted", "talks", "talks_ratios"))
+    assert len(tables(figures)) == 4 and len(targets(figures)) == len(targets(figures_of(FOUND)))
+    assert note(figures).endswith(
+        "evicted prompts of 2026-11-27, Xeon; conversations of 2026-11-27, Xeon; ranks of 2026-11-30, EPYC"
+    )
+    again = merged(
+        figures_of(FOUND), ["talks"], {"date": "2026-12-01", "cpu": "EPYC"}, {"figures": figures, "machine": old}
+    )
+    assert again["made"]["ranks"] == "2026-11-30, EPYC" and again["made"]["talks"] == "2026-12-01, EPYC"
+
+
 def test_other_answers_in_another_setup_end_the_benchmark() -> None:
     with pytest.raises(SystemExit, match="other answers"):
         figures_of({**FOUND, Step("talks", (NONE,), 0): talked(800, 100.0, "other")})
@@ -82,8 +100,10 @@ def test_setups_take_turns_and_each_repeat_begins_with_the_next() -> None:
     assert {step.part for step in tiers.steps(QUICK, ["ranks"])} == {"ranks"}
 
 
-@pytest.mark.parametrize("words", [["--publish", "--quick"], ["--publish", "--only", "ranks"], ["--only", "prices"]])
-def test_only_a_whole_run_is_published(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["--publish", "--quick"], ["--publish", "--quick", "--only", "ranks"], ["--only", "prices"]]
+)
+def test_only_whole_parts_are_published(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         tiers.parsed(words)
     assert ended.value.code == 2
