@@ -32,6 +32,7 @@ class LinksWorker(NixlPullConnectorWorker):  # type: ignore[misc]
                 reads_peers(self.kv_transfer_config)
                 and self._ensure_handshake(met.engine_id, met.instance, 0, met.ranks) is None
             ):
+                self._keep(met)
                 self._look_again(met.engine_id)
         for engine_id in metadata.forgotten:
             self._forget(engine_id)
@@ -41,6 +42,14 @@ class LinksWorker(NixlPullConnectorWorker):  # type: ignore[misc]
         with self._handshake_lock:  # vLLM's `_cleanup_remote_engines`: its state goes once no read uses it
             for address in [each for each, name in self._engine_by_address.items() if name == engine_id]:
                 del self._engine_by_address[address]
+
+    def _keep(self, met: Introduce) -> None:
+        """An engine that was forgotten during a read, and is introduced again before that has ended, is not replaced:
+        vLLM would drop it after the read, although it is met.
+        """
+        with self._handshake_lock:
+            if met.engine_id in self._remote_agents:
+                self._engine_by_address[met.instance, 0] = met.engine_id
 
     def _look_again(self, engine_id: str) -> None:
         """For an engine that has shaken hands with this one before: report how the link stands, or try the first read
