@@ -80,6 +80,12 @@ def stems(spec: Spec) -> dict[str, tuple[Model, Role, Pool]]:
     }
 
 
+def keeps_both_legs(spec: Spec) -> bool:
+    """Whether the pools' `min` keep an instance for each leg at all times, so that routers are always ready."""
+    kept = {role for _, role, pool in stems(spec).values() if pool.min > 0}
+    return any(role.prefills for role in kept) and any(role.decodes for role in kept)
+
+
 def _planned(spec: Spec, model: Model, role: Role, pool: Pool, name: str) -> PlannedInstance:
     return PlannedInstance(
         name=InstanceId(name),

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from cluster.spec import flags
+from cluster.spec.plan import keeps_both_legs
 from cluster.spec.tree import tree_of
 from cluster.spec.writer import written
 from k8s.crd.names import (
@@ -180,8 +181,13 @@ def _router_probe(resource: Resource, path: str) -> dict[str, Any]:
 def _router_started(resource: Resource) -> dict[str, Any]:
     """A startup probe: a router joins the Service once it knows a whole fleet, so a new router refuses no request that
     an old one would serve. It is no readiness probe: while one role is replaced, the other serves whole requests.
+
+    A fleet that may have no instance for a leg has no whole fleet to wait for: the router joins once it has read the
+    registry, which it does before it listens. The first request, which starts an instance, needs a router.
     """
-    return {**_router_probe(resource, "/ready"), "failureThreshold": math.ceil(resource.kubernetes.start_s / 2)}
+    assert resource.spec is not None
+    path = "/ready" if keeps_both_legs(resource.spec) else "/health"
+    return {**_router_probe(resource, path), "failureThreshold": math.ceil(resource.kubernetes.start_s / 2)}
 
 
 def _router(resource: Resource, images: Images) -> dict[str, Any]:

@@ -201,6 +201,34 @@ def test_probes_of_a_router_with_a_certificate_speak_tls() -> None:
         assert [each.get("scheme", "HTTP") for each in probes] == [scheme] * 3
 
 
+def router_container(spec: dict[str, Any]) -> dict[str, Any]:
+    deployment = manifests(spec)["Deployment", "chat-router"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+MAY_BE_EMPTY = {"min": 0, "max": 3}
+
+
+@pytest.mark.parametrize(
+    ("pools", "path"),
+    [
+        ({"prefill": {}, "decode": {}}, "/ready"),
+        ({"both": {}}, "/ready"),
+        ({"both": {}, "prefill": MAY_BE_EMPTY}, "/ready"),
+        ({"decode": {}, "extra": {"prompts": {"role": "prefill"}}}, "/ready"),
+        ({"prefill": MAY_BE_EMPTY, "decode": {"min": 1, "max": 3}}, "/health"),
+        ({"prefill": {"min": 0, "max": 3, "start": 1}, "decode": {}}, "/health"),
+        ({"decode": {}}, "/health"),
+        ({"prefill": MAY_BE_EMPTY, "decode": MAY_BE_EMPTY}, "/health"),
+    ],
+)
+def test_routers_wait_for_a_whole_fleet_only_where_there_always_is_one(pools: dict[str, Any], path: str) -> None:
+    """Otherwise no router would ever start: ``/ready`` is a 503 as long as a leg has no instance."""
+    router = router_container({"models": [{"name": "m", "pools": pools}]})
+    assert router["startupProbe"]["httpGet"]["path"] == path
+
+
 def test_a_routers_admin_side_takes_the_users_keys_and_the_operators() -> None:
     import argparse
 
