@@ -57,7 +57,7 @@ class WantedEngine:
     connector: str = "nixl"
     """What moves its KV cache: ``nixl``, vLLM's own connector, or ``baton``; from a file perhaps ``auto``."""
     door: str = ""
-    """Path of the agent socket, if it has Baton's connector."""
+    """Path of the agent socket, if it has Baton's connector; empty: `baton engine` chooses one."""
     kv: KvTiers = NO_TIERS
     """Where KV blocks are kept that its KV cache drops."""
     digests: bool = False
@@ -138,10 +138,10 @@ class PlacedEngine:
             words += ["--flips"]
         if wanted.engine == "vllm":
             words += ["--transfer", wanted.connector]
+            words += ["--digests"] if wanted.digests else []
+        words += [] if wanted.peers else ["--no-peers"]
         if wanted.door:
             words += ["--door", wanted.door]
-            words += ["--digests"] if wanted.digests else []
-            words += [] if wanted.peers else ["--no-peers"]
         words += flags.tier_words(wanted.kv) if wanted.engine == "vllm" else []
         if wanted.drain_s is not None:
             words += ["--drain-s", f"{wanted.drain_s:g}"]

@@ -12,7 +12,8 @@ import pytest
 
 from baton.clusterfile import read
 from baton.commands import engine, up
-from baton.plan import PlacedEngine, WantedEngine, from_file
+from baton.plan import PlacedEngine, WantedEngine, from_file, templates
+from baton.ray_fleet import launches
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -36,6 +37,22 @@ def test_the_cluster_file_names_the_connector(tmp_path: Path) -> None:
         assert all("--digests" in planned(each) for each in doors)
     file.write_text("models: [{name: baton-tiny}]\n")
     assert {each.connector for each in from_file(read(str(file)).usable(), [])} == {"auto"}
+
+
+def test_an_engine_without_a_given_socket_keeps_what_the_file_says_of_digests_and_peers(tmp_path: Path) -> None:
+    """On Ray no socket is given to an engine: it chooses one on its own machine."""
+    file = tmp_path / "baton.yaml"
+    file.write_text("models: [{name: baton-tiny}]\ntransfer: {connector: baton, digests: true, peers: false}\n")
+    launch = launches(templates(read(str(file)).usable(), []), ["--registry", "redis://h:1"], None, None)
+    for pool in ("prefill", "decode"):
+        words = launch(f"{pool}-0", pool).words
+        assert {"--digests", "--no-peers"} <= {*words} and "--door" not in words
+    file.write_text("models: [{name: baton-tiny}]\ntransfer: {peers: false}\n")
+    assert all("--no-peers" in planned(each) for each in from_file(read(str(file)).usable(), []))
+    file.write_text("models: [{name: baton-tiny}]\n")
+    assert not {"--digests", "--no-peers"} & {
+        word for each in from_file(read(str(file)).usable(), []) for word in planned(each)
+    }
 
 
 def test_the_cluster_file_names_the_tiers(tmp_path: Path) -> None:
