@@ -161,7 +161,8 @@ class Kubernetes:
     drain_s: float = field(
         default=600.0,
         metadata=about(
-            text="Time that an instance has to let streams end and holds be pulled before it is deleted.",
+            text="Time that an instance has to let streams end and holds be pulled before it is deleted; routers have "
+            "as long, or `limits.drain_s` if that is longer.",
             why="long answers take minutes",
             at_least=1,
             at_most=86400,

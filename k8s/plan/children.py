@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from cluster.spec import flags
@@ -50,6 +51,9 @@ from k8s.plan.pods import (
 ROUTER_PORT: Final = 8000
 ADMIN_PORT: Final = 8001
 REDIS_PORT: Final = 6379
+
+PRE_STOP_S: Final = 5
+"""Seconds for which a router that is told to end still takes requests: so long Services may send some."""
 
 REDIS_MEMORY: Final = "1Gi"  # as the API server writes it: another spelling would look like a change
 """The registry's memory. With connections between peers it holds a copy of an engine's metadata for each other engine:
@@ -109,6 +113,22 @@ def file_text(resource: Resource) -> str:
     return written(tree_of(file), sort_keys=True)
 
 
+def _restarts(resource: Resource) -> str:
+    """Digest of what routers read of their file at the start alone. They follow an edited `slo` by themselves, but not
+    the first class, nor the end of the last one.
+    """
+    rest = {name: value for name, value in resource.file.items() if name != "slo"}
+    return digest(
+        f"{'with' if resource.file.get('slo') else 'without'} classes\n{file_text(replace(resource, file=rest))}"
+    )
+
+
+def router_drain_s(resource: Resource) -> float:
+    """Seconds that a router has to let streams end: `limits.drain_s`, but as long as instances have at least."""
+    assert resource.spec is not None
+    return max(resource.spec.limits.drain_s, resource.kubernetes.drain_s)
+
+
 def _model_for_routers(model: Mapping[str, Any]) -> dict[str, Any]:
     if not model.get("pools"):
         return dict(model)
@@ -136,6 +156,7 @@ def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
     assert resource.spec is not None
     words = ["baton", "router", "--config", f"{FILES}/baton.yaml", "--host", "0.0.0.0"]  # noqa: S104 - a pod's own
     words += ["--port", str(ROUTER_PORT), "--admin-host", "$(POD_IP)", "--admin-port", str(ADMIN_PORT), "--json"]
+    words += ["--drain-s", f"{router_drain_s(resource):g}"]
     words += ["--admin-key-file", f"{INTERNAL}/operator-key-digest"]
     if resource.spec.router.admin_key_file is not None:  # the flag replaces the file's setting; older images: last wins
         words += ["--admin-key-file", f"{FILES}/{resource.spec.router.admin_key_file.removeprefix('./')}"]
@@ -163,7 +184,7 @@ def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
         "readinessProbe": ready,
         "livenessProbe": {**ready, "periodSeconds": 10, "failureThreshold": 6},
         "startupProbe": _router_started(resource),
-        "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
+        "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
     }
 
 
@@ -204,13 +225,13 @@ def _router(resource: Resource, images: Images) -> dict[str, Any]:
     pod = {
         "metadata": {
             "labels": labels(resource, "router"),
-            "annotations": {"serving.baton.dev/file": digest(file_text(resource))},
+            "annotations": {"serving.baton.dev/file": _restarts(resource)},
         },
         "spec": {
             "serviceAccountName": short(f"{resource.name}-engines"),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "terminationGracePeriodSeconds": math.ceil(resource.spec.limits.drain_s) + GRACE_S,
+            "terminationGracePeriodSeconds": PRE_STOP_S + math.ceil(router_drain_s(resource)) + GRACE_S,
             "securityContext": pod_security(),
             "topologySpreadConstraints": [spread],
             "containers": [_router_container(resource, images)],

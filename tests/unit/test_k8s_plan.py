@@ -491,6 +491,32 @@ def test_grace_is_longer_than_the_drain_and_the_agent_is_the_first_process() -> 
     assert pod["readinessGates"] == [{"conditionType": "serving.baton.dev/serving"}]
 
 
+@pytest.mark.parametrize(
+    ("of_cluster", "drain_s"), [({}, 600), ({"limits": {"drain_s": 700.5}}, 700.5), ({"limits": {"drain_s": 0}}, 600)]
+)
+def test_a_router_lets_streams_end_as_long_as_instances_do(of_cluster: dict[str, Any], drain_s: float) -> None:
+    """A rollout of routers, or the cluster's deletion, cuts off no stream that instances would still finish."""
+    pod = manifests({**SMALL, **of_cluster})["Deployment", "chat-router"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    words = container["command"]
+    assert float(words[words.index("--drain-s") + 1]) == drain_s
+    before_s = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] >= before_s + drain_s + 60
+
+
+def test_routers_follow_an_edited_slo_without_a_restart() -> None:
+    """They read it again by themselves (`router.api.server.Router.renew`), but for the first and the last class."""
+
+    def rolled(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+        actions = plan(desired({**SMALL, **after}), settled(desired({**SMALL, **before})), PlanLimits(), 1.0)
+        return {each.manifest["metadata"]["name"] for each in actions if isinstance(each, Apply)}
+
+    fast, slow = {"slo": {"fast": {"ttft_ms": 500}}}, {"slo": {"fast": {"ttft_ms": 900}, "slow": {"e2e_ms": 9000}}}
+    assert rolled(fast, slow) == rolled(slow, fast) == {"chat-file"}
+    for one, other in ((fast, {}), (fast, {"slo": {}})):
+        assert rolled(one, other) == rolled(other, one) == {"chat-file", "chat-router"}
+
+
 def test_the_words_of_commands_are_flags_that_exist() -> None:
     import argparse
     import importlib
