@@ -182,7 +182,7 @@ def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
         "securityContext": container_security(),
         "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
         "readinessProbe": ready,
-        "livenessProbe": {**ready, "periodSeconds": 10, "failureThreshold": 6},
+        "livenessProbe": _router_alive(),
         "startupProbe": _router_started(resource),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
     }
@@ -197,6 +197,14 @@ def _router_probe(resource: Resource, path: str) -> dict[str, Any]:
     if resource.spec.router.tls_cert_file is not None:
         get["scheme"] = "HTTPS"
     return {"httpGet": get, "periodSeconds": 2, "timeoutSeconds": 2}
+
+
+def _router_alive() -> dict[str, Any]:
+    """A probe of the admin side, which needs no key for this path, never speaks TLS, and has connections of its own. At
+    the clients' port a router whose connections are all taken would refuse the probe, and be killed with its streams.
+    """
+    get = {"path": "/health", "port": ADMIN_PORT}
+    return {"httpGet": get, "periodSeconds": 10, "timeoutSeconds": 2, "failureThreshold": 6}
 
 
 def _router_started(resource: Resource) -> dict[str, Any]:

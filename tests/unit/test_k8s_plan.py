@@ -195,10 +195,17 @@ def test_engines_mount_only_the_registrys_files() -> None:
 def test_probes_of_a_router_with_a_certificate_speak_tls() -> None:
     """The clients' port speaks nothing but TLS then, and a plain probe would never succeed."""
     for router, scheme in (({"tls_cert_file": "router.pem"}, "HTTPS"), ({}, "HTTP")):
-        deployment = manifests({**SMALL, "router": router})["Deployment", "chat-router"]
-        (container,) = deployment["spec"]["template"]["spec"]["containers"]
-        probes = [container[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
-        assert [each.get("scheme", "HTTP") for each in probes] == [scheme] * 3
+        container = router_container({**SMALL, "router": router})
+        probes = [container[name]["httpGet"] for name in ("startupProbe", "readinessProbe")]
+        assert [each.get("scheme", "HTTP") for each in probes] == [scheme] * 2
+        assert {each["port"] for each in probes} == {8000}
+
+
+def test_a_router_whose_clients_take_every_connection_is_not_killed() -> None:
+    """The admin side has connections of its own, and speaks no TLS whatever the cluster's certificate is."""
+    for router in ({"tls_cert_file": "router.pem"}, {}):
+        probe = router_container({**SMALL, "router": router})["livenessProbe"]
+        assert probe["httpGet"] == {"path": "/health", "port": 8001}
 
 
 def router_container(spec: dict[str, Any]) -> dict[str, Any]:
