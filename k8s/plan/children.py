@@ -55,6 +55,12 @@ REDIS_PORT: Final = 6379
 PRE_STOP_S: Final = 5
 """Seconds for which a router that is told to end still takes requests: so long Services may send some."""
 
+ROUTER_MEMORY_MIB: Final = 2048
+"""A router's memory limit. A parsed body takes up to ten times its bytes (`Limits.open_bytes_max`): a router refuses or
+holds bodies long before its limit, because one that is killed ends all its streams."""
+OPEN_BYTES_MAX: Final = (ROUTER_MEMORY_MIB << 20) // 16
+UPLOADS_BYTES_MAX: Final = (ROUTER_MEMORY_MIB << 20) // 32
+
 REDIS_MEMORY: Final = "1Gi"  # as the API server writes it: another spelling would look like a change
 """The registry's memory. With connections between peers it holds a copy of an engine's metadata for each other engine:
 about 100 KB at tensor parallelism 8. Above three quarters of it Redis refuses writes, and goes on; killed, it would
@@ -156,6 +162,7 @@ def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
     assert resource.spec is not None
     words = ["baton", "router", "--config", f"{FILES}/baton.yaml", "--host", "0.0.0.0"]  # noqa: S104 - a pod's own
     words += ["--port", str(ROUTER_PORT), "--admin-host", "$(POD_IP)", "--admin-port", str(ADMIN_PORT), "--json"]
+    words += _body_bounds(resource)
     words += ["--drain-s", f"{router_drain_s(resource):g}"]
     words += ["--admin-key-file", f"{INTERNAL}/operator-key-digest"]
     if resource.spec.router.admin_key_file is not None:  # the flag replaces the file's setting; older images: last wins
@@ -164,7 +171,7 @@ def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
     words += ["--ticket-keys-file", f"{KEYS}/{KEYS_FILE}"]
     _, mounts = volumes(resource, "baton-router")
     _, keys_mount = keys_volume(fleet_secret(resource))
-    ready = _router_probe(resource, "/health")
+    ready, memory = _router_probe(resource, "/health"), f"{ROUTER_MEMORY_MIB >> 10}Gi"
     return {
         "name": "router",
         "image": resource.kubernetes.router_image or images.router,
@@ -180,12 +187,22 @@ def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
         ],
         "volumeMounts": [*mounts, keys_mount],
         "securityContext": container_security(),
-        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": "2Gi"}},
+        "resources": {"requests": {"cpu": "1", "memory": "512Mi"}, "limits": {"memory": memory}},
         "readinessProbe": ready,
         "livenessProbe": _router_alive(),
         "startupProbe": _router_started(resource),
         "lifecycle": {"preStop": {"sleep": {"seconds": PRE_STOP_S}}},
     }
+
+
+def _body_bounds(resource: Resource) -> list[str]:
+    """Flags with bounds of bodies that fit the pod's memory, where the file leaves them to the router, which would take
+    as much as a machine of its own has.
+    """
+    assert resource.spec is not None
+    limits = resource.spec.limits
+    words = [] if limits.open_bytes_max else ["--open-bytes-max", str(OPEN_BYTES_MAX)]
+    return words + ([] if limits.uploads_bytes_max else ["--uploads-bytes-max", str(UPLOADS_BYTES_MAX)])
 
 
 def _router_probe(resource: Resource, path: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import dataclasses
 import itertools
@@ -16,6 +17,7 @@ import pytest
 from support.k8s_objects import IMAGES, SMALL, applied, conditions, desired, manifests, resource, settled
 from support.k8s_world import World
 
+from baton.commands import router
 from baton.makes import makes_of
 from baton.scaling import wants_scaling
 from cluster.ids import InstanceId
@@ -56,6 +58,7 @@ from k8s.plan import (
 from k8s.plan.children import children, file_text
 from k8s.plan.merge import contains, patched, view
 from k8s.plan.observe import instances
+from router.api.config import RouterConfig
 
 
 @pytest.fixture(autouse=True)
@@ -194,8 +197,8 @@ def test_engines_mount_only_the_registrys_files() -> None:
 
 def test_probes_of_a_router_with_a_certificate_speak_tls() -> None:
     """The clients' port speaks nothing but TLS then, and a plain probe would never succeed."""
-    for router, scheme in (({"tls_cert_file": "router.pem"}, "HTTPS"), ({}, "HTTP")):
-        container = router_container({**SMALL, "router": router})
+    for told, scheme in (({"tls_cert_file": "router.pem"}, "HTTPS"), ({}, "HTTP")):
+        container = router_container({**SMALL, "router": told})
         probes = [container[name]["httpGet"] for name in ("startupProbe", "readinessProbe")]
         assert [each.get("scheme", "HTTP") for each in probes] == [scheme] * 2
         assert {each["port"] for each in probes} == {8000}
@@ -203,8 +206,8 @@ def test_probes_of_a_router_with_a_certificate_speak_tls() -> None:
 
 def test_a_router_whose_clients_take_every_connection_is_not_killed() -> None:
     """The admin side has connections of its own, and speaks no TLS whatever the cluster's certificate is."""
-    for router in ({"tls_cert_file": "router.pem"}, {}):
-        probe = router_container({**SMALL, "router": router})["livenessProbe"]
+    for told in ({"tls_cert_file": "router.pem"}, {}):
+        probe = router_container({**SMALL, "router": told})["livenessProbe"]
         assert probe["httpGet"] == {"path": "/health", "port": 8001}
 
 
@@ -237,10 +240,6 @@ def test_routers_wait_for_a_whole_fleet_only_where_there_always_is_one(pools: di
 
 
 def test_a_routers_admin_side_takes_the_users_keys_and_the_operators() -> None:
-    import argparse
-
-    from baton.commands import router
-
     deployment = manifests({**SMALL, "router": {"admin_key_file": "keys/admin"}})["Deployment", "chat-router"]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     parser = argparse.ArgumentParser()
@@ -511,6 +510,31 @@ def test_a_router_lets_streams_end_as_long_as_instances_do(of_cluster: dict[str,
     assert pod["terminationGracePeriodSeconds"] >= before_s + drain_s + 60
 
 
+@pytest.mark.parametrize(
+    ("limits", "bounds"),
+    [
+        ({}, (128 << 20, 64 << 20)),
+        ({"body_bytes_max": 1 << 30}, (128 << 20, 64 << 20)),
+        ({"open_bytes_max": 5 << 30}, (5 << 30, 64 << 20)),
+        ({"uploads_bytes_max": 1 << 30, "open_bytes_max": 9 << 30}, (9 << 30, 1 << 30)),
+    ],
+)
+def test_a_routers_bounds_of_bodies_fit_its_memory_unless_the_file_says_otherwise(
+    limits: dict[str, int], bounds: tuple[int, int]
+) -> None:
+    """As the router's command reads its flags and its file. Parsed, a body takes up to ten times its bytes."""
+    spec = {**SMALL, "limits": limits}
+    container = router_container(spec)
+    parser = argparse.ArgumentParser()
+    router.add_arguments(parser)
+    words = [re.sub(r"\$\(POD_IP\)", "10.0.0.1", word) for word in container["command"][2:]]
+    config = RouterConfig(has_registry=True, **router._settings(parser.parse_args(words), desired(spec).resource.spec))
+    assert (config.open_bytes, config.uploads_bytes) == bounds
+    assert container["resources"]["limits"]["memory"] == "2Gi"
+    if not limits.get("open_bytes_max"):
+        assert 10 * config.open_bytes + config.uploads_bytes < 0.75 * (2 << 30)
+
+
 def test_routers_follow_an_edited_slo_without_a_restart() -> None:
     """They read it again by themselves (`router.api.server.Router.renew`), but for the first and the last class."""
 
@@ -525,7 +549,6 @@ def test_routers_follow_an_edited_slo_without_a_restart() -> None:
 
 
 def test_the_words_of_commands_are_flags_that_exist() -> None:
-    import argparse
     import importlib
 
     for name, words in (("chat-prefill-0", "engine"), ("chat-router", "router")):
