@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cluster.ids import InstanceId
@@ -73,11 +73,14 @@ def one_of_each(spec: Spec) -> tuple[PlannedInstance, ...]:
 
 def stems(spec: Spec) -> dict[str, tuple[Model, Role, Pool]]:
     """Every pool by the stem of its instances' names: the part before the number."""
-    return {
-        f"{prefix}{name}": (model, role, pool)
-        for model, prefix in zip(spec.models, _prefixes(spec.models), strict=True)
-        for name, (role, pool) in model.pools.every().items()
-    }
+    return {stem: (model, role, pool) for stem, model, role, pool in every_stem(spec)}
+
+
+def every_stem(spec: Spec) -> Iterator[tuple[str, Model, Role, Pool]]:
+    """Each pool with the stem of its instances' names, in the file's order. A rule refuses files with two equal ones."""
+    for model, prefix in zip(spec.models, _prefixes(spec.models), strict=True):
+        for name, (role, pool) in model.pools.every().items():
+            yield f"{prefix}{name}", model, role, pool
 
 
 def keeps_both_legs(spec: Spec) -> bool:

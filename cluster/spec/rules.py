@@ -15,7 +15,8 @@ from urllib.parse import SplitResult, urlsplit
 from cluster.instance import TENANTS_MAX, Role
 from cluster.spec import flags, sides
 from cluster.spec.pairing import refused_pair
-from cluster.spec.problems import FieldPath, Finding, Severity, nearest, quoted
+from cluster.spec.plan import every_stem
+from cluster.spec.problems import FieldPath, Finding, Severity, nearest, quoted, shown_path
 from cluster.spec.settings import Connector, Model, Pool, SloClass, Spec, WhenMissed
 from cluster.spec.units import shown
 
@@ -98,6 +99,19 @@ def _pools_of(model: Model, path: FieldPath) -> Iterator[tuple[FieldPath, Role, 
     for name, (role, pool) in model.pools.every().items():
         where = (name,) if name == role.value else ("extra", name)
         yield (*path, *where), role, pool
+
+
+def _stems(spec: Spec) -> Iterator[Finding]:
+    """Pools of two models whose instances would have the same names: a model's short name and an extra pool's name may
+    read like another model's.
+    """
+    seen: dict[str, FieldPath] = {}
+    for (path, _, _), (stem, *_) in zip(all_pools(spec), every_stem(spec), strict=True):
+        if stem in seen:
+            message = f"its instances would be called `{stem}-0` and so on, as those of {shown_path(seen[stem])}"
+            fix = "give the extra pool another name, or one of the models another `served_name`"
+            yield Finding(path=path, message=message, fix=fix, uses=(seen[stem],))
+        seen.setdefault(stem, path)
 
 
 def _counts(spec: Spec) -> Iterator[Finding]:
@@ -537,6 +551,7 @@ def _router(spec: Spec) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
     _models,
+    _stems,
     _counts,
     _legs,
     _shapes,
