@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-from urllib.parse import unquote, urlsplit
 
 from baton.ports import HeldPorts
 from baton.ticket_keys import write_private
@@ -17,19 +16,11 @@ from cluster.errors import BatonError
 from cluster.registry.launch import registry_command
 from cluster.registry.redis import RedisRegistry
 from cluster.registry.registry import RegistryDown
+from cluster.urls import parted
 from engine.vllm.child import KEEPER
 
 READY_S = 20.0
 """Longest wait for the registry: Redis answers within a second, the stand-in within two, a busy machine needs more."""
-
-
-def parted(url: str) -> tuple[str, str]:
-    """A registry's URL without its password, and the password; empty: it has none."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url, ""
-    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=f"{user}@{host}" if user else host).geturl(), unquote(parts.password)
 
 
 class RegistryElsewhere:

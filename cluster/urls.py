@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote, urlsplit
+
 
 def netloc(host: str, port: int | str) -> str:
     """Host and port as a URL has them: an IPv6 address stands in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parted(url: str) -> tuple[str, str]:
+    """A registry's URL without its password, and the password; empty: it has none. Raises ValueError for no URL."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url, ""
+    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{user}@{host}" if user else host).geturl(), unquote(parts.password)

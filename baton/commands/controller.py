@@ -26,6 +26,7 @@ from baton.number_flags import port
 from baton.output import emit, say
 from baton.plan import WantedEngine, templates
 from baton.registry import add_registry_arguments, cluster_of, fill_from_file, fleet_proofs, open_registry
+from baton.registry_child import RegistryElsewhere
 from baton.scaling import ScalingPlan, ScalingShell, plan_of
 from baton.signals import stopping_signals
 from baton.ticket_keys import add_ticket_keys_argument, named_file, open_fleet_keys
@@ -97,7 +98,13 @@ def run(args: argparse.Namespace) -> int:
             "--registry: neither this flag nor the file names one; give redis://HOST:PORT of the fleet's registry"
         )
     plan = plan_of(spec, args.engine, None, args.vllm_args, dry=args.dry_run, resizes=not args.no_scale)
-    return asyncio.run(_run(args, spec, plan, changing))
+    ca_file = args.registry_ca_file
+    with RegistryElsewhere(cluster_of(args), args.registry, args.registry_password_file, ca_file) as registry:
+        args.registry, args.registry_password_file = (
+            registry.url,
+            registry.password_file,
+        )  # as `launches` passes them on
+        return asyncio.run(_run(args, spec, plan, changing))
 
 
 async def _run(args: argparse.Namespace, spec: Spec, plan: ScalingPlan, changing: Changing) -> int:

@@ -33,6 +33,7 @@ from cluster.callers import is_loopback
 from cluster.errors import UsageError
 from cluster.registry.membership import Heartbeat, MemberKind
 from cluster.registry.registry import Registry, RegistryDown
+from cluster.urls import parted
 from kvtransfer.keys import instance_key
 from kvtransfer.signed import NONCE_BYTES, Ask, signed_headers
 from kvtransfer.ticket import SigningKey
@@ -108,7 +109,7 @@ async def _ask_all(registry: Registry, url: str, asker: Asker) -> dict[str, Any]
         agents = [group.create_task(_ask_agent(session, beat, asker)) for beat in beats if beat.state != "gone"]
         fronts = [group.create_task(_ask_router(session, beat, asker)) for beat in routers if beat.state != "gone"]
     return {
-        "registry": {"url": url, "state": "answers"},
+        "registry": {"url": parted(url)[0], "state": "answers"},
         "routers": [task.result() for task in fronts],
         "instances": sorted((task.result() for task in agents), key=lambda each: str(each["instance"])),
         **({"ignored": unproven} if unproven else {}),

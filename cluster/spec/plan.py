@@ -77,7 +77,7 @@ def stems(spec: Spec) -> dict[str, tuple[Model, Role, Pool]]:
 
 
 def every_stem(spec: Spec) -> Iterator[tuple[str, Model, Role, Pool]]:
-    """Each pool with the stem of its instances' names, in the file's order. A rule refuses files with two equal ones."""
+    """Each pool with the stem of its instances' names, in the file's order. A rule refuses two equal stems."""
     for model, prefix in zip(spec.models, _prefixes(spec.models), strict=True):
         for name, (role, pool) in model.pools.every().items():
             yield f"{prefix}{name}", model, role, pool

@@ -19,6 +19,7 @@ from cluster.spec.problems import FieldPath, nearest, quoted, shown_path
 from cluster.spec.reader import Reader
 from cluster.spec.rules import FloorOf, all_pools
 from cluster.spec.tree import Malformed, MappingNode, tree_of
+from cluster.urls import parted
 from k8s.crd.names import NAME_CHARS_MAX, short
 from k8s.crd.settings import Kubernetes
 from k8s.crd.templates import template_faults
@@ -110,6 +111,7 @@ def read_resource(resource: Mapping[str, Any], *, floor_of: FloorOf | None = Non
     if parsed.spec is not None:
         told += _ignored(file, where)
         told += _files(parsed.spec, where)
+        told += _password(parsed.spec, where)
         told += _unknown_pools(parsed.spec, kubernetes, where)
         told += _pool_names(parsed.spec, where)
         told += _wide(parsed.spec, kubernetes, where)
@@ -167,6 +169,17 @@ def _files(spec: Spec, where: str) -> Iterator[Problem]:
         elif keys.setdefault(key, path) != path:
             message = f"is one key of the Secret with `{keys[key]}`: `{key}`"
             yield _problem(where, field, message, "give one of the two another name", path)
+
+
+def _password(spec: Spec, where: str) -> Iterator[Problem]:
+    """A password in the registry's address: commands of pods and a ConfigMap, which is no Secret, have the address."""
+    url = spec.registry.url
+    if url is not None and parted(url)[1]:
+        message = "a password: on Kubernetes all who may read pods or ConfigMaps have it"
+        fix = (
+            "take it out of the address and write `password_file: keys/registry`, with the Secret's key `keys.registry`"
+        )
+        yield _problem(where, "registry.url", message, fix, "***")
 
 
 def _pool_names(spec: Spec, where: str) -> Iterator[Problem]:

@@ -15,16 +15,19 @@ from support.scaling import FILE, MODEL, InMemory
 
 from baton.changing import Changing
 from baton.commands import controller, up
+from baton.plan import templates
+from baton.ray_fleet import launches
 from baton.scaling import fleets_of, plan_of
 from baton.signals import STOPPING
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.registry.memory import MemoryRegistry
 from cluster.registry.registry import Registry
-from cluster.spec import parse
+from cluster.spec import Spec, parse
 from engine.vllm.hardware import find_hardware
 from engine.vllm.placement import CudaGpu
 from goodput.actuate.existing import ExistingFleet
+from goodput.actuate.ray_actor import Launch
 from goodput.actuate.scaler import Scaler
 from goodput.fixed import FixedPools
 
@@ -103,6 +106,32 @@ async def test_a_dry_run_starts_nothing(monkeypatch: pytest.MonkeyPatch, tmp_pat
 @pytest.mark.parametrize("words", [[], ["--dry-run", "--owns"], ["--no-scale"]], ids=" ".join)
 async def test_a_controller_starts_its_fleet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str]) -> None:
     assert await started(monkeypatch, tmp_path, FILE, *words) == ["decode", "prefill"]
+
+
+def test_a_password_in_the_registrys_address_reaches_no_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On Ray each node's process list shows the words of its engines. They get the password in a file."""
+    file = tmp_path / "baton.yaml"
+    file.write_text(FILE + "\nregistry: {url: 'redis://user:hunter%402@there:1'}\n")
+    parser = argparse.ArgumentParser()
+    controller.add_arguments(parser)
+    args = parser.parse_args([str(file), "--on", "ray", "--engine", "mock"])
+    args.vllm_args = []
+    made: list[Launch] = []
+
+    async def begin(args: argparse.Namespace, spec: Spec, *_: object) -> int:
+        words = ["--registry", args.registry]
+        made.append(launches(templates(spec, [], "mock"), words, args.registry_password_file, None)("p-0", "prefill"))
+        return 0
+
+    monkeypatch.setattr(controller, "_run", begin)
+    assert controller.run(args) == 0
+    (launch,) = made
+    assert "redis://user@there:1" in launch.words
+    assert not [word for word in launch.words if "hunter" in word]
+    assert launch.files == {"registry": "hunter@2"}
+    assert not args.registry_password_file.exists(), "the file is gone with the controller"
 
 
 async def test_a_controller_whose_port_is_taken_ends_and_names_the_flag(

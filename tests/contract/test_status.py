@@ -125,6 +125,12 @@ async def test_a_member_that_does_not_prove_itself_is_named_and_not_asked(fleet:
     assert "carries no proof" in told["ignored"][NAME]
 
 
+async def test_a_password_in_the_registrys_address_is_not_shown() -> None:
+    registry = MemoryRegistry(time.monotonic)
+    told = await _ask_all(registry, "redis://reader:secret@127.0.0.1:6379", Asker(None))
+    assert told["registry"]["url"] == "redis://reader@127.0.0.1:6379"
+
+
 def test_brackets_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     instance = {
         "instance": NAME, "role": "decode", "state": "failed", "detail": "OSError: [/models/x] is not [auto, half]",

@@ -284,6 +284,18 @@ def test_a_file_outside_the_secret_is_an_error(path: str) -> None:
     assert "outside the Secret" in read.errors[0].message
 
 
+@pytest.mark.parametrize("url", ["redis://user:hunter2@r:6379", "rediss://:hunter2@r"])
+def test_a_password_in_the_registrys_address_is_an_error(url: str) -> None:
+    """Pods' commands and a ConfigMap have the address."""
+    read = read_resource(resource({"models": [{"name": "m"}], "registry": {"url": url}}))
+    (problem,) = read.errors
+    assert (problem.field, problem.value) == ("registry.url", "***")
+    assert "password_file" in problem.fix
+    assert "hunter2" not in "".join(map(str, read.problems))
+    kept = {"url": url.replace(":hunter2@", "@"), "password_file": "keys/registry"}
+    assert read_resource(resource({"models": [{"name": "m"}], "registry": kept})).errors == ()
+
+
 def test_two_files_of_one_key_are_an_error() -> None:
     tenants = {"a": {"key_file": "keys/x"}, "b": {"key_file": "keys.x"}}
     read = read_resource(resource({"models": [{"name": "m"}], "tenants": tenants}))
