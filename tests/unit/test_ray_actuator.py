@@ -10,12 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
+from baton.clusterfile import read
 from baton.plan import WantedEngine
 from baton.ray_fleet import launches
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
+from cluster.spec.plan import stems
 from goodput.actions import Drain, Start, Stop
 from goodput.actuate import ray_connection
 from goodput.actuate.agents import Agents
@@ -24,7 +27,7 @@ from goodput.actuate.protocol import Unobservable
 from goodput.actuate.ray_actor import Launch
 from goodput.actuate.ray_cluster import RayActuator
 from goodput.actuate.ray_connection import RayConnection
-from goodput.actuate.ray_tables import RayGroup, RayLook, RayPool
+from goodput.actuate.ray_tables import LABEL, RayGroup, RayLook, RayPool
 
 NAMES = [InstanceId(f"decode-{number}") for number in range(3)]
 
@@ -130,6 +133,16 @@ def test_a_password_that_cannot_be_read_is_told_by_its_flag(tmp_path: Path) -> N
         launch("decode-0", "decode")
     file.write_text("secret\n")
     assert launch("decode-0", "decode").files == {"registry": "secret\n"}
+
+
+def test_each_group_of_the_kuberay_example_has_its_gpus_label_where_kuberay_takes_it() -> None:
+    """KubeRay refuses `labels` in `rayStartParams` since a group has labels of its own (1.5)."""
+    folder = Path(__file__).resolve().parents[2] / "examples" / "ray"
+    cluster, _ = yaml.safe_load_all((folder / "raycluster.yaml").read_text())
+    groups = cluster["spec"]["workerGroupSpecs"]
+    assert all("labels" not in each["rayStartParams"] for each in (cluster["spec"]["headGroupSpec"], *groups))
+    wanted = {pool.gpu for _, _, pool in stems(read(str(folder / "baton.yaml")).usable()).values()}
+    assert {each["labels"][LABEL] for each in groups} == wanted
 
 
 async def test_a_call_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
