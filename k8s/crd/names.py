@@ -78,6 +78,9 @@ WORKLOAD_CHARS_MAX: Final = 46
 """Of a Deployment's name: its pods' names are up to 17 characters longer, and must be labels of at most 63 (RFC
 1123)."""
 
+NODE_GPUS_MAX: Final = 1024
+"""Most GPUs of one node, so of an instance."""
+
 NAME_CHARS_MAX: Final = 63
 """Of every name and label value (RFC 1123 label)."""
 
@@ -87,9 +90,14 @@ def digest(text: str, length: int = 10) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
+def plain_name(name: str) -> str:
+    """`name` in the letters, digits and dashes of an RFC 1123 label, of any length."""
+    return re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "x"
+
+
 def short(name: str, limit: int = NAME_CHARS_MAX) -> str:
     """`name` as an RFC 1123 label of at most `limit` characters. A name that is cut or changed ends in a digest."""
-    clean = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "x"
+    clean = plain_name(name)
     if len(clean) <= limit and clean == name:
         return clean
     if len(clean) <= limit and clean == name.lower():
@@ -103,9 +111,25 @@ def service_name(name: str) -> str:
     return short(name if name[:1].isalpha() else f"svc-{name}")
 
 
-def label_value(text: str) -> str:
-    """`text` as a label's value: at most 63 characters of ``A-Za-z0-9._-``, with letters or digits at both ends."""
+def label_value(text: str, limit: int = NAME_CHARS_MAX) -> str:
+    """`text` as a label's value: up to `limit` characters of ``A-Za-z0-9._-``, with letters or digits at both ends."""
     clean = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")
-    if clean == text and len(clean) <= NAME_CHARS_MAX:
+    if clean == text and len(clean) <= limit:
         return clean
-    return f"{clean[: NAME_CHARS_MAX - 9].rstrip('-._')}-{digest(text, 8)}" if clean else digest(text, 8)
+    return f"{clean[: limit - 9].rstrip('-._')}-{digest(text, 8)}" if clean else digest(text, 8)
+
+
+def gpu_type(gpu: str | None) -> str:
+    """A GPU type as it stands in `LABEL_GPU`; ``any`` for None."""
+    return label_value(gpu or "any", NAME_CHARS_MAX - len(f".{NODE_GPUS_MAX}"))
+
+
+def gpu_label(gpu: str | None, count: int) -> str:
+    """The value of `LABEL_GPU`: the type, a point, the number of GPUs. Whatever the type is, the number can be read."""
+    return f"{gpu_type(gpu)}.{count}"
+
+
+def read_gpu_label(value: str) -> tuple[str, int]:
+    """The type as it stands in `LABEL_GPU`, empty for any, and the number of GPUs; 1 if the label has none."""
+    gpu, _, count = value.rpartition(".")
+    return "" if gpu == "any" else gpu, int(count) if count.isdecimal() else 1

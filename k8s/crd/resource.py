@@ -20,8 +20,8 @@ from cluster.spec.reader import Reader
 from cluster.spec.rules import FloorOf, all_pools
 from cluster.spec.tree import Malformed, MappingNode, tree_of
 from cluster.urls import parted
-from k8s.crd.names import NAME_CHARS_MAX, short
-from k8s.crd.settings import Kubernetes
+from k8s.crd.names import NAME_CHARS_MAX, plain_name, short
+from k8s.crd.settings import DNS_NAME, Kubernetes
 from k8s.crd.templates import template_faults
 
 IGNORED: Final = {
@@ -183,8 +183,8 @@ def _password(spec: Spec, where: str) -> Iterator[Problem]:
 
 
 def _pool_names(spec: Spec, where: str) -> Iterator[Problem]:
-    """Extra pools whose names are too long for a label, or are that of the routers, whose disruption budget's name they
-    would have.
+    """Extra pools whose names are too long for a label, are no names for `kubernetes.pools` and a `BatonPool`, or are
+    that of the routers, whose disruption budget's name they would have.
     """
     fields = (
         (f"models[{number}].pools.extra.{name}", model, name)
@@ -197,6 +197,11 @@ def _pool_names(spec: Spec, where: str) -> Iterator[Problem]:
         if len(stem) > NAME_CHARS_MAX:
             message = f"is called `{stem}` on Kubernetes, {len(stem)} characters; a label holds {NAME_CHARS_MAX}"
             yield _problem(where, field, message, f"shorten the name by {len(stem) - NAME_CHARS_MAX}", name)
+        elif not DNS_NAME.fullmatch(stem):
+            message = f"is called `{stem}` on Kubernetes, where a pool's name has lowercase letters, digits and dashes"
+            plain = plain_name(name)
+            fix = f"write `{f'{plain}-extra' if plain in model.pools.every() else plain}`"
+            yield _problem(where, field, message, fix, name)
         elif stem == ROUTER_STEM:
             yield _problem(
                 where, field, "has the name of the routers on Kubernetes", "give the pool another name", name

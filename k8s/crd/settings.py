@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from cluster.spec.about import about
+from k8s.crd.names import NODE_GPUS_MAX
 
 DNS_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """An RFC 1123 label."""
@@ -141,7 +142,7 @@ class Kubernetes:
             text="GPUs of one node. No instance spans several nodes: a pool whose shape has more GPUs is an error.",
             why="most servers for models have eight",
             at_least=1,
-            at_most=1024,
+            at_most=NODE_GPUS_MAX,
         ),
     )
     rdma_resource: str | None = field(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from cluster.instance import Role
@@ -24,6 +25,7 @@ from k8s.crd.names import (
     LABEL_REVISION,
     LABEL_ROLE,
     READY_GATE,
+    read_gpu_label,
 )
 from k8s.plan.readiness import Known
 from k8s.plan.values import PlannedObject
@@ -119,20 +121,22 @@ def _rank(pod: Json) -> tuple[bool, bool, str]:
     return not metadata.get("deletionTimestamp"), not ended, str(metadata.get("creationTimestamp", ""))
 
 
-def instances(observed: ObservedCluster, uid: str) -> Iterator[PlannedObject]:
-    """Every instance that has a workload."""
+def instances(
+    observed: ObservedCluster, uid: str, types: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[PlannedObject]:
+    """Every instance that has a workload. `types`: GPU types by their form in a label; others keep that form."""
     pods = pods_by_instance(observed.pods)
     taken = {pod["metadata"].get("labels", {}).get(INSTANCE) for pod in observed.pods if is_true(pod, DISRUPTION)}
     for thing in observed.objects:
         labels = thing["metadata"].get("labels", {})
         if thing["kind"] == WORKLOAD and labels.get(LABEL_PART) == "instance" and is_ours(thing, uid):
             found = _instance(thing, labels, pods.get(thing["metadata"]["name"]), observed)
-            yield replace(found, disrupted=True) if found.name in taken else found
+            yield replace(found, gpu=types.get(found.gpu, found.gpu), disrupted=found.name in taken)
 
 
 def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed: ObservedCluster) -> PlannedObject:
     name = thing["metadata"]["name"]
-    gpu, _, gpus = labels.get(LABEL_GPU, "any.1").rpartition(".")
+    gpu, gpus = read_gpu_label(labels.get(LABEL_GPU, "any.1"))
     scheduled = pod is not None and bool(pod.get("spec", {}).get("nodeName"))
     live = scheduled and pod is not None and not pod["metadata"].get("deletionTimestamp")
     statuses = (pod or {}).get("status", {}).get("containerStatuses") or ()
@@ -147,8 +151,8 @@ def _instance(thing: Json, labels: Mapping[str, str], pod: Json | None, observed
         role=observed.roles.get(name) or _role(labels),
         revision=labels.get(LABEL_REVISION, ""),
         family=labels.get(LABEL_FAMILY, ""),
-        gpu="" if gpu == "any" else gpu,
-        gpus=int(gpus) if gpus.isdecimal() else 1,
+        gpu=gpu,
+        gpus=gpus,
         parked=LABEL_PARKED in labels,
         scheduled=scheduled,
         unschedulable_since=_waits_since(thing) if pod is None else unplaced_since,

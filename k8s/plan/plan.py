@@ -9,7 +9,7 @@ from typing import Any
 from cluster.instance import Role
 from cluster.spec.plan import stems
 from cluster.spec.settings import Model, Pool
-from k8s.crd.names import APPLIED, LABEL_COUNT, LABEL_PART, LABEL_USERS, digest
+from k8s.crd.names import APPLIED, LABEL_COUNT, LABEL_PART, LABEL_USERS, digest, gpu_type
 from k8s.crd.resource import Resource
 from k8s.plan.children import budget_name, children
 from k8s.plan.fleet import moves
@@ -102,7 +102,7 @@ def look(desired: Desired, observed: ObservedCluster) -> Look:
     assert resource.spec is not None
     live = {(each["kind"], each["metadata"]["name"]): each for each in observed.objects}
     keys = key_secrets(resource, observed)
-    there = tuple(_with_keys(instances(observed, resource.uid), observed, keys))
+    there = tuple(_with_keys(instances(observed, resource.uid, _types(resource)), observed, keys))
     pools = stems(resource.spec)
     by_model: dict[str, list[WantedPool]] = {}
     for stem, (model, role, pool) in pools.items():
@@ -128,6 +128,14 @@ def look(desired: Desired, observed: ObservedCluster) -> Look:
         keys_lost=are_lost(resource, keys),
         scaled={stem: decider for stem, decider in scaled.items() if stem in pools},
     )
+
+
+def _types(resource: Resource) -> dict[str, str]:
+    """The GPU types of a resource, by their form in a label."""
+    if resource.spec is None:
+        return {}
+    named = {pool.gpu for _, _, pool in stems(resource.spec).values() if pool.gpu}
+    return {gpu_type(each): each for each in (*resource.spec.hardware, *named)}
 
 
 def _with_keys(found: Iterable[PlannedObject], observed: ObservedCluster, keys: KeySecrets) -> Iterator[PlannedObject]:
@@ -211,7 +219,7 @@ def limits_of(desired: Desired, observed: ObservedCluster) -> PlanLimits:
     """The limits in the resource itself: times, and the GPUs of `hardware` that no instance has."""
     settings, spec = desired.resource.kubernetes, desired.resource.spec
     free = {name: each.count for name, each in spec.hardware.items() if each.count is not None} if spec else {}
-    for each in instances(observed, desired.resource.uid):
+    for each in instances(observed, desired.resource.uid, _types(desired.resource)):
         if each.gpu in free and each.holds_gpus:
             free[each.gpu] -= each.gpus
     return PlanLimits(drain_s=settings.drain_s, gang_s=settings.gang_s, free_gpus=free)

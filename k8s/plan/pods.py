@@ -33,6 +33,7 @@ from k8s.crd.names import (
     LABEL_ROLE,
     READY_GATE,
     digest,
+    gpu_label,
     label_value,
     service_name,
     short,
@@ -400,7 +401,7 @@ def workload(
         LABEL_REVISION: revision,
         LABEL_FAMILY: family_of(resource, model, images),
         LABEL_MODEL: digest(model.api_name),
-        LABEL_GPU: label_value(f"{pool.gpu or 'any'}.{pool.shape.gpus}"),
+        LABEL_GPU: gpu_label(pool.gpu, pool.shape.gpus),
     }
     own = {"serving.baton.dev/instance": name}
     instance = {"name": "BATON_INSTANCE", "value": name}

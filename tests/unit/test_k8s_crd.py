@@ -316,6 +316,20 @@ def test_a_pool_name_too_long_for_a_label_and_one_equal_to_the_routers_are_error
     assert not read_resource(resource({"models": [one, {"name": "n"}]})).errors, "with two models it is `m-router`"
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("decode_", "decode-extra"), ("decode-H100", "decode-h100"), ("a.b", "a-b"), ("long_", "long")],
+)
+def test_a_pool_name_that_is_no_name_on_kubernetes_is_an_error(name: str, fix: str) -> None:
+    """The API server refuses the label value ``decode_``; `kubernetes.pools` and a `BatonPool` take no capitals."""
+    model = {"name": "m", "pools": {"prefill": {}, "decode": {}, "extra": {name: {"role": "decode"}}}}
+    (problem,) = read_resource(resource({"models": [model]})).errors
+    assert (problem.field, problem.value, problem.fix) == (f"models[0].pools.extra.{name}", name, f"write `{fix}`")
+    model["pools"]["extra"] = {fix: {"role": "decode"}}  # type: ignore[index]
+    section = {"pools": {fix: {"pod_template": {}}}}
+    assert read_resource(resource({"models": [model], "kubernetes": section})).errors == ()
+
+
 def test_the_kubernetes_section_has_the_same_checks() -> None:
     wrong = {"models": [{"name": "m"}], "kubernetes": {"routers": 0, "puased": True, "pools": {"decod": {}}}}
     read = read_resource(resource(wrong))

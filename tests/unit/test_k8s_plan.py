@@ -31,6 +31,7 @@ from k8s.crd.names import (
     FIELD_MANAGER,
     LABEL_DRAINING,
     LABEL_FAMILY,
+    LABEL_GPU,
     LABEL_MANAGED,
     LABEL_PARKED,
     LABEL_REVISION,
@@ -596,6 +597,24 @@ def test_a_patch_reaches_the_pod_and_the_gpu_label_is_not_read_back_from_it() ->
     assert pod["containers"][0]["resources"] == {"claims": [{"name": "gpu"}]}
     assert "tolerations" not in made["Deployment", "chat-decode-0"]["spec"]["template"]["spec"]
     assert made["Deployment", "chat-prefill-0"]["metadata"]["labels"]["serving.baton.dev/gpu"] == "any.1"
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H100", "H100-SXM", "H100.2", "_", "x" * 63, "ä" * 99, None])
+@pytest.mark.parametrize("tp", [1, 4])
+def test_whatever_a_gpu_is_called_its_type_and_number_are_read_back(gpu: str | None, tp: int) -> None:
+    wanted = desired({"models": [{"name": "m", "pools": {"both": {"gpu": gpu, "shape": {"tp": tp}}}}]})
+    there = settled(wanted)
+    made = next(each for each in there.objects if each["metadata"]["name"] == "chat-both-0")
+    assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", made["metadata"]["labels"][LABEL_GPU])
+    (found,) = look(wanted, there).instances
+    assert (found.gpu, found.gpus) == (gpu or "", tp)
+
+
+def test_the_gpus_of_a_type_whose_name_is_no_label_count_against_the_hardware() -> None:
+    hardware = {"x" * 63: {"count": 9}}
+    pools = {"both": {"gpu": "x" * 63, "shape": {"tp": 4}}}
+    wanted = desired({"models": [{"name": "m", "pools": pools}], "hardware": hardware})
+    assert limits_of(wanted, settled(wanted)).free_gpus == {"x" * 63: 5}
 
 
 def test_names_fit_into_labels_for_any_cluster() -> None:
