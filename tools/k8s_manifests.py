@@ -28,6 +28,7 @@ VALUES: dict[str, Any] = {
         "redis": "redis:8",
     },
     "crds": {"install": True},
+    "prometheusNamespace": "",
 }
 
 
@@ -74,9 +75,16 @@ def _chart_operator() -> str:
         "REDIS": "{{ .Values.images.redis | quote }}",
         "REPLICAS": "{{ .Values.replicas }}",
         "NAMESPACE": "{{ .Release.Namespace }}",
+        "PROMETHEUS": "{{ .Values.prometheusNamespace | default .Release.Namespace | quote }}",
     }
     made = operator_objects(
-        "@NAMESPACE@", image="@IMAGE@", engine="@ENGINE@", router="@ROUTER@", redis="@REDIS@", replicas="@REPLICAS@"
+        "@NAMESPACE@",
+        image="@IMAGE@",
+        engine="@ENGINE@",
+        router="@ROUTER@",
+        redis="@REDIS@",
+        prometheus_in="@PROMETHEUS@",
+        replicas="@REPLICAS@",
     )
     text = "---\n".join(_yaml(each) for each in made)
     return HEAD + re.sub(r"'@([A-Z]+)@'", lambda found: marks[found[1]], text)

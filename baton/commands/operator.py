@@ -25,7 +25,6 @@ from baton import __version__, compiled
 from baton.number_flags import port
 from baton.output import emit, say
 from cluster.errors import UsageError
-from cluster.urls import netloc
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 IMAGES = "baton"
@@ -196,9 +195,11 @@ async def _until(stop: asyncio.Event, *work: Any) -> None:
 
 
 async def _serve_metrics(args: argparse.Namespace, operator: Any, election: Any) -> Any:
+    """Open the port of probes and metrics; the runner to clean up. Raises UsageError if the port is taken."""
     from aiohttp import web
 
     from baton.output import announce_ready
+    from engine.agent.http import listen
 
     async def metrics(_: web.Request) -> web.Response:
         told = {f"baton_operator_{name}_total": value for name, value in operator.counted().items()}
@@ -214,12 +215,6 @@ async def _serve_metrics(args: argparse.Namespace, operator: Any, election: Any)
 
     app = web.Application()
     app.add_routes([web.get("/metrics", metrics), web.get("/health", health)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, args.host, args.port).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise UsageError(f"--port {args.port}: {error.strerror or error}; choose another, or 0") from error
-    announce_ready("operator", f"http://{netloc(args.host, runner.addresses[0][1])}", as_json=args.json)
+    runner, url = await listen(app, args.host, args.port, "--port")
+    announce_ready("operator", url, as_json=args.json)
     return runner

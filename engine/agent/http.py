@@ -250,7 +250,7 @@ async def _errors(
 
 
 async def listen(app: web.Application, host: str, port: int, flag: str = "--agent-port") -> tuple[web.AppRunner, str]:
-    """Open a port of an agent or a controller; the runner to clean up, and the base URL.
+    """Open a port of an agent, a controller or the operator; the runner to clean up, and the base URL.
 
     Raises:
         UsageError: the port is taken; the message names its `flag`.

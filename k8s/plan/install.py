@@ -1,10 +1,10 @@
-"""The operator's own objects: account, Role, Deployment. One source for plain manifests and the chart. Pure."""
+"""The operator's own objects: account, Role, NetworkPolicy, Deployment; one source for manifests and chart. Pure."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from k8s.plan.pods import container_security, pod_security
+from k8s.plan.pods import container_security, field_env, pod_security
 from k8s.plan.rights import rules
 
 NAME: Final = "baton-operator"
@@ -17,9 +17,19 @@ def _metadata(namespace: str) -> dict[str, Any]:
 
 
 def operator_objects(
-    namespace: str, *, image: str, engine: str, router: str, redis: str, replicas: object = 2
+    namespace: str,
+    *,
+    image: str,
+    engine: str,
+    router: str,
+    redis: str,
+    prometheus_in: str | None = None,
+    replicas: object = 2,
 ) -> tuple[dict[str, Any], ...]:
-    """All objects but the CustomResourceDefinitions. Arguments may be expressions of a template language (Helm)."""
+    """All objects but the CustomResourceDefinitions. Arguments may be expressions of a template language (Helm).
+
+    `prometheus_in`: the namespace of Prometheus; None: the operator's own.
+    """
     metadata = _metadata(namespace)
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": metadata, "rules": rules()}
@@ -30,9 +40,27 @@ def operator_objects(
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": NAME},
         "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}],
     }
-    words = ["baton", "operator", "--host", "0.0.0.0", "--port", str(METRICS_PORT)]  # noqa: S104 - a pod's own
+    words = ["baton", "operator", "--host", "$(POD_IP)", "--port", str(METRICS_PORT)]
     words += ["--image", engine, "--router-image", router, "--redis-image", redis]
-    return account, role, binding, _deployment(metadata, words, image, replicas)
+    policy = _policy(metadata, prometheus_in or namespace)
+    return account, role, binding, policy, _deployment(metadata, words, image, replicas)
+
+
+def _policy(metadata: dict[str, Any], prometheus_in: str) -> dict[str, Any]:
+    """Pods of the operator's namespace and of Prometheus' reach the port of probes and metrics. So does the kubelet:
+    traffic from a pod's own node passes every policy.
+    """
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": prometheus_in}}}
+    ingress = {
+        "from": [{"podSelector": {}}, prometheus],
+        "ports": [{"protocol": "TCP", "port": METRICS_PORT}],
+    }
+    body = {
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": NAME}},
+        "policyTypes": ["Ingress"],
+        "ingress": [ingress],
+    }
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": body}
 
 
 def _deployment(metadata: dict[str, Any], words: list[str], image: str, replicas: object) -> dict[str, Any]:
@@ -48,7 +76,10 @@ def _deployment(metadata: dict[str, Any], words: list[str], image: str, replicas
         "livenessProbe": probe,
         "readinessProbe": probe,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - an emptyDir of the pod's own
-        "env": [{"name": "XDG_STATE_HOME", "value": "/tmp"}],  # noqa: S108
+        "env": [
+            field_env("POD_IP", "status.podIP"),
+            {"name": "XDG_STATE_HOME", "value": "/tmp"},  # noqa: S108
+        ],
     }
     pod = {
         "metadata": {"labels": metadata["labels"]},

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 import re
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 
 from baton.cli import main
+from baton.commands import operator
+from engine.agent import http
 from k8s.crd import read_resource
 from k8s.plan import Desired, Images, ObservedCluster, PlanLimits, plan
 from k8s.plan.install import operator_objects
@@ -35,7 +41,7 @@ def test_the_role_has_no_wildcard_and_no_right_over_the_resources_spec() -> None
 
 def test_the_manifests_role_is_namespaced_and_has_the_rights_of_the_table() -> None:
     kinds = {each["kind"]: each for each in documents(K8S / "manifests" / "operator.yaml")}
-    assert set(kinds) == {"ServiceAccount", "Role", "RoleBinding", "Deployment"}
+    assert set(kinds) == {"ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Deployment"}
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for rule in kinds["Role"]["rules"]:
         found[rule["apiGroups"][0], rule["resources"][0]] |= set(rule["verbs"])
@@ -51,6 +57,44 @@ def test_the_operators_pod_keeps_the_restricted_profile() -> None:
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert container["securityContext"]["readOnlyRootFilesystem"]
     assert not container["securityContext"]["allowPrivilegeEscalation"]
+
+
+@pytest.mark.parametrize(("prometheus_in", "named"), [(None, "ns"), ("monitoring", "monitoring")])
+def test_only_its_own_namespace_and_prometheus_reach_the_operator(prometheus_in: str | None, named: str) -> None:
+    *_, policy, deployment = operator_objects(
+        "ns", image="i", engine="e", router="r", redis="d", prometheus_in=prometheus_in
+    )
+    spec = policy["spec"]
+    assert (policy["kind"], spec["policyTypes"]) == ("NetworkPolicy", ["Ingress"])
+    assert spec["podSelector"] == deployment["spec"]["selector"]
+    (rule,) = spec["ingress"]
+    assert rule["from"] == [
+        {"podSelector": {}},
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": named}}},
+    ]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert [each["port"] for each in rule["ports"]] == [each["containerPort"] for each in container["ports"]]
+
+
+@pytest.mark.sockets
+async def test_connections_that_ask_nothing_keep_no_probe_from_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 4)
+    parser = argparse.ArgumentParser()
+    operator.add_arguments(parser)
+    told = SimpleNamespace(counted=dict, holds=lambda: True)
+    runner = await operator._serve_metrics(parser.parse_args(["--port", "0"]), told, told)
+    try:
+        host, port = runner.addresses[0]
+        idle = [await asyncio.open_connection(host, port) for _ in range(20)]
+        async with aiohttp.request("GET", f"http://{host}:{port}/health") as answer:
+            assert answer.status == 200
+        async with asyncio.timeout(5):
+            for reader, _ in idle[:-4]:
+                assert await reader.read() == b"", "it was closed"
+        for _, writer in idle:
+            writer.close()
+    finally:
+        await runner.cleanup()
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

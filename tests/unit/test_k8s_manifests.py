@@ -145,7 +145,7 @@ def test_the_chart_renders_the_manifests() -> None:
     assert rendered.returncode == 0, rendered.stderr
     made = {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load_all(rendered.stdout) if each}
     plain = [each for path in (K8S / "manifests").rglob("*.yaml") for each in documents(path)]
-    assert len(plain) == len(made) == 6
+    assert len(plain) == len(made) == 7
     for each in plain:
         rendered_one = made[each["kind"], each["metadata"]["name"]]
         rendered_one["metadata"].pop("annotations", None)
