@@ -74,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a cluster file: its classes and tenants, what it says of the router, and its hardware; flags win",
     )
-    add_settings(parser, RouterSettings, ("host", "port", "admin_host", "admin_port", "processes", *_FILES))
-    add_settings(parser, RouterSettings, ("admin_key_file",), action="append")
+    add_settings(parser, RouterSettings, ("port", "admin_port", "processes", *_FILES))
+    add_settings(parser, RouterSettings, (*_HOSTS, "admin_key_file"), action="append")
     parser.add_argument(
         "--alias",
         action="append",
@@ -129,6 +129,8 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 _LEGS = {Role.PREFILL: "prefill legs", Role.DECODE: "decode legs", Role.BOTH: "both legs"}
 
+_HOSTS = ("host", "admin_host")
+"""Settings whose flag may be given several times: the router listens on each address, and announces the last one."""
 _FILES = ("tls_cert_file", "tls_key_file")
 _SETTINGS = ("host", "port", "admin_host", "admin_port", "policy", "explain_last", *settings_of(Limits))
 """Settings that a flag or the file may give; `RouterConfig` has the defaults."""
@@ -195,6 +197,8 @@ def _processes(args: argparse.Namespace, spec: Spec | None, config: RouterConfig
         raise UsageError(
             f"--processes {count} with --admin-port {config.admin_port}: there are not so many ports after it"
         )
+    if count > 1 and config.hosts_beside:
+        raise UsageError(f"--host {config.hosts_beside[0]}: with --processes {count} give --host once")
     if count > 1 and args.decision_log is not None:
         raise UsageError(f"--decision-log with --processes {count}: a log is one process's")
     return count
@@ -221,10 +225,13 @@ def _run_processes(
 def _settings(args: argparse.Namespace, spec: Spec | None) -> dict[str, Any]:
     """Values of `_SETTINGS`, where a flag or the file gives one; the flag wins."""
     said = {} if spec is None else {**asdict(spec.limits), **asdict(spec.router)}
+    hosts: dict[str, list[str]] = {name: getattr(args, name) or [] for name in _HOSTS}
     flags = {name: getattr(args, name) for name in _SETTINGS}
-    return {
+    flags |= {name: given[-1] if given else None for name, given in hosts.items()}
+    found = {
         name: said[name] if flag is None else flag for name, flag in flags.items() if flag is not None or name in said
     }
+    return found | {f"{name}s_beside": tuple(given[:-1]) for name, given in hosts.items() if len(given) > 1}
 
 
 def _aliases(args: argparse.Namespace, spec: Spec | None) -> dict[str, str]:

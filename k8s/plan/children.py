@@ -160,8 +160,10 @@ def _file(resource: Resource) -> dict[str, Any]:
 
 def _router_container(resource: Resource, images: Images) -> dict[str, Any]:
     assert resource.spec is not None
-    words = ["baton", "router", "--config", f"{FILES}/baton.yaml", "--host", "0.0.0.0"]  # noqa: S104 - a pod's own
-    words += ["--port", str(ROUTER_PORT), "--admin-host", "$(POD_IP)", "--admin-port", str(ADMIN_PORT), "--json"]
+    # Both families, and loopback, where `kubectl port-forward` arrives. Earlier images go by the last address alone.
+    words = ["baton", "router", "--config", f"{FILES}/baton.yaml", "--host", "::", "--host", "0.0.0.0"]  # noqa: S104
+    words += ["--port", str(ROUTER_PORT), "--admin-host", "127.0.0.1", "--admin-host", "$(POD_IP)"]
+    words += ["--admin-port", str(ADMIN_PORT), "--json"]
     words += _body_bounds(resource)
     words += ["--drain-s", f"{router_drain_s(resource):g}"]
     words += ["--admin-key-file", f"{INTERNAL}/operator-key-digest"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import ipaddress
 import resource
+import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -73,7 +76,8 @@ async def serve(
         if config.tls_cert_file is not None:
             tls = server_context(config.tls_cert_file, config.tls_key_file, doors.handshakes)
         shared = config.shares_port or None
-        public = await sides.listen(front, config.host, config.port, "--port", tls, shared=shared)
+        hosts = (config.host, *config.hosts_beside)
+        public = await sides.listen(front, hosts, config.port, "--port", tls, shared=shared)
         operators = await sides.front(
             _NoGeneration(router.generation),
             admin_app(router.endpoints),
@@ -81,7 +85,8 @@ async def serve(
             doors=Doors(min(ADMIN_GUESTS_MAX, doors.guests_max)),
             uploads=Uploads(ADMIN_GUESTS_MAX * SMALL_BYTES_MAX),
         )
-        admin = await sides.listen(operators, config.admin_host, config.admin_port, ADMIN_PORT)
+        hosts = (config.admin_host, *config.admin_hosts_beside)
+        admin = await sides.listen(operators, hosts, config.admin_port, ADMIN_PORT)
         router.announce(public, admin)
         announce(public, admin)
         await stop.wait()
@@ -138,14 +143,30 @@ class _Sides:
     async def listen(
         self,
         front: Front,
-        host: str,
+        hosts: Sequence[str],
         port: int,
         flag: str,
         tls: ssl.SSLContext | None = None,
         *,
         shared: bool | None = None,
     ) -> str:
-        """Open a side's port. Returns its URL."""
+        """Open a side's port at each address. Returns the URL of the first address; a port 0 is one free port for all.
+
+        Raises:
+            UsageError: it cannot listen at an address. Of further addresses, the loopback or wildcard address of a
+                family that this machine lacks is left out.
+        """
+        first, *others = hosts
+        bound = await self._open(front, first, port, flag, tls, shared=shared)
+        for other in others:
+            if not _lacks_family_of(other):
+                await self._open(front, other, bound, flag, tls, shared=shared)
+        return f"{'http' if tls is None else 'https'}://{netloc(first, bound)}"
+
+    async def _open(
+        self, front: Front, host: str, port: int, flag: str, tls: ssl.SSLContext | None, *, shared: bool | None
+    ) -> int:
+        """Open a port at one address; returns its number."""
         try:
             server = await asyncio.get_running_loop().create_server(
                 front.connect,
@@ -163,8 +184,7 @@ class _Sides:
         self._servers.append(server)
         for listening in server.sockets:
             limit_untaken(listening, self._config.client_stall_s)
-        bound = server.sockets[0].getsockname()[1]
-        return f"{'http' if tls is None else 'https'}://{netloc(host, bound)}"
+        return int(server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
         """Accept no more connections, let begun answers end within ``drain_s``, and cut the others off."""
@@ -175,6 +195,25 @@ class _Sides:
                 draining.create_task(front.drain(self._config.drain_s))
         for runner in self._runners:
             await runner.cleanup()
+
+
+def _lacks_family_of(host: str) -> bool:
+    """Whether `host` is the loopback or wildcard address of a family without addresses on this machine, such as IPv6
+    where it is switched off.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+        if not (address.is_loopback or address.is_unspecified):
+            return False
+        family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    except ValueError:
+        return False
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as look:
+            look.bind((host, 0))
+    except OSError as error:
+        return error.errno in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
+    return False
 
 
 class _NoGeneration:

@@ -36,10 +36,15 @@ class RouterConfig:
     has_registry: bool = False
     """Whether instances announce themselves in a registry."""
     host: str = _ROUTER.host
+    hosts_beside: tuple[str, ...] = ()
+    """Further addresses at which clients' port is open."""
     port: int = _ROUTER.port
     shares_port: bool = False
     """Whether other processes of this router listen on the same port."""
     admin_host: str = _ROUTER.admin_host
+    """The address that the router announces to its peers and to agents."""
+    admin_hosts_beside: tuple[str, ...] = ()
+    """Further addresses of the admin side."""
     admin_port: int = _ROUTER.admin_port
     policy: str = _ROUTER.policy
     body_bytes_max: int = _LIMITS.body_bytes_max

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -81,6 +83,59 @@ async def test_an_address_of_another_machine_is_named_with_its_field_of_the_file
     config = RouterConfig(instances=NOWHERE, port=0, admin_host="203.0.113.1", admin_port=0)
     with pytest.raises(UsageError, match=r"with --admin-host \(router\.admin_host of the cluster file\)$"):
         await app.serve(config, lambda *_: None, asyncio.Event())
+
+
+async def test_each_side_listens_at_several_addresses_and_announces_one() -> None:
+    config = RouterConfig(
+        instances=NOWHERE, host="127.0.0.2", port=0, hosts_beside=("127.0.0.1", "127.0.0.3"),
+        admin_host="127.0.0.2", admin_port=0, admin_hosts_beside=("127.0.0.1",),
+    )  # fmt: skip
+    async with served(config) as (public, admin), aiohttp.ClientSession() as session:
+        assert public.startswith("http://127.0.0.2:") and admin.startswith("http://127.0.0.2:")
+        for url, last in ((public, "1"), (public, "2"), (public, "3"), (admin, "1"), (admin, "2")):
+            async with session.get(url.replace("127.0.0.2", f"127.0.0.{last}") + "/health") as answer:
+                assert answer.status == 200
+        async with session.get(admin.replace("127.0.0.2", "127.0.0.1") + "/quarantine") as answer:
+            assert answer.status == 200, "from this machine no key is asked for"
+
+
+async def test_all_addresses_of_both_families_or_of_the_one_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Kubernetes: the same command for clusters of IPv4, of IPv6 and of both."""
+    config = RouterConfig(instances=NOWHERE, host="0.0.0.0", port=0, hosts_beside=("::",), admin_port=0)
+    for lacks in (app._lacks_family_of("::"), True):
+        monkeypatch.setattr(app, "_lacks_family_of", lambda _, lacks=lacks: lacks)
+        async with served(config) as (public, _), aiohttp.ClientSession() as session:
+            port = public.rpartition(":")[2]
+            for host in ["127.0.0.1", *([] if lacks else ["[::1]"])]:
+                async with session.get(f"http://{host}:{port}/health") as answer:
+                    assert answer.status == 200
+
+
+async def test_a_further_address_of_another_machine_is_named() -> None:
+    config = RouterConfig(instances=NOWHERE, port=0, admin_port=0, hosts_beside=("203.0.113.1",))
+    with pytest.raises(UsageError, match=r"cannot listen on 203\.0\.113\.1:\d+ .* with --host$"):
+        await app.serve(config, lambda *_: None, asyncio.Event())
+
+
+@pytest.mark.parametrize(
+    ("host", "code", "lacks"),
+    [
+        ("::", errno.EAFNOSUPPORT, True), ("::1", errno.EADDRNOTAVAIL, True), ("::1", errno.EMFILE, False),
+        ("127.0.0.1", None, False), ("203.0.113.1", errno.EADDRNOTAVAIL, False), ("localhost", None, False),
+    ],
+)  # fmt: skip
+def test_which_families_a_machine_lacks(
+    monkeypatch: pytest.MonkeyPatch, host: str, code: int | None, lacks: bool
+) -> None:
+    class Socket(contextlib.nullcontext[Any]):
+        def bind(self, _: object) -> None:
+            if code is not None:
+                raise OSError(code, "")
+
+    made = Socket()
+    made.enter_result = made
+    monkeypatch.setattr(app.socket, "socket", lambda *_: made)
+    assert app._lacks_family_of(host) is lacks
 
 
 async def test_who_may_what(start: Starter) -> None:

@@ -20,6 +20,7 @@ from support.k8s_world import World
 from baton.commands import router
 from baton.makes import makes_of
 from baton.scaling import wants_scaling
+from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from cluster.spec import parse
@@ -547,6 +548,33 @@ def test_routers_follow_an_edited_slo_without_a_restart() -> None:
     assert rolled(fast, slow) == rolled(slow, fast) == {"chat-file"}
     for one, other in ((fast, {}), (fast, {"slo": {}})):
         assert rolled(one, other) == rolled(other, one) == {"chat-file", "chat-router"}
+
+
+def test_a_router_listens_on_both_families_and_where_kubectl_forwards_a_port_to() -> None:
+    """An earlier image goes by the last address of a flag alone, and listens as before."""
+    parser = argparse.ArgumentParser()
+    router.add_arguments(parser)
+    args = parser.parse_args(router_container(SMALL)["command"][2:])
+    config = RouterConfig(has_registry=True, **router._settings(args, None))
+    assert {config.host, *config.hosts_beside} == {"0.0.0.0", "::"}
+    assert (config.admin_host, config.admin_hosts_beside) == ("$(POD_IP)", ("127.0.0.1",))
+    assert (args.host[-1], args.admin_host[-1]) == ("0.0.0.0", "$(POD_IP)")
+
+
+def test_a_router_that_is_given_no_address_goes_by_its_file() -> None:
+    parser = argparse.ArgumentParser()
+    router.add_arguments(parser)
+    spec = parse("models: [{name: m}]\nrouter: {host: 10.0.0.1}", "f").usable()
+    args = parser.parse_args(["--admin-host", "10.0.0.2"])
+    config = RouterConfig(has_registry=True, **router._settings(args, spec))
+    assert (config.host, config.hosts_beside) == ("10.0.0.1", ())
+    assert (config.admin_host, config.admin_hosts_beside) == ("10.0.0.2", ())
+    args = parser.parse_args(["--registry", "redis://h", "--host", "::", "--host", "0.0.0.0"])
+    config = RouterConfig(has_registry=True, **router._settings(args, spec))
+    assert router._processes(args, spec, config) == 1
+    args.processes = 2
+    with pytest.raises(UsageError, match="--host ::: with --processes 2 give --host once"):
+        router._processes(args, spec, config)
 
 
 def test_the_words_of_commands_are_flags_that_exist() -> None:
