@@ -22,6 +22,10 @@ PRE_STOP_STEPS = 10
 _numbers = itertools.count(2)
 
 
+SHARED_ADDRESSES = (["--host", "::"], ["--admin-host", "127.0.0.1"])
+"""Addresses that each pod has for itself, and processes of one machine share: here a pod does without them."""
+
+
 @dataclass
 class Running:
     process: asyncio.subprocess.Process
@@ -110,13 +114,16 @@ class Processes:
         container = pod["spec"]["containers"][0]
         variables = {"POD_IP": address, "NODE_NAME": "here"}
         variables |= {each["name"]: each["value"] for each in container.get("env", ()) if "value" in each}
-        words = []
+        words: list[str] = []
         for word in container["command"][1:]:
             for name, value in variables.items():
                 word = word.replace(f"$({name})", value)  # noqa: PLW2901
             for place in ("/etc/baton", "/run/baton"):
                 word = word.replace(place, str(home) + place)  # noqa: PLW2901
-            words.append(address if word == "0.0.0.0" else word)
+            if [*words[-1:], word] in SHARED_ADDRESSES:
+                words.pop()
+            else:
+                words.append(address if word == "0.0.0.0" else word)
         with (home / "log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "baton", *words,
