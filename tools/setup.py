@@ -43,7 +43,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 VLLM = "0.32.0"
 SELDOM = re.compile(
     r"/tests/|/transformers/models/|/kubernetes/|/ray/(rllib|data|serve|tune|train|llm)/|/anthropic/|/sympy/physics/"
-    r"|/torch/(testing|ao)/|/mypyc?/|/fontTools/|/openai/resources/|/vllm/models/"
+    r"|/torch/(testing|ao)/|/fontTools/|/openai/resources/|/vllm/models/"
 )
 """Modules whose bytecode is not made beforehand, half of all: few of them or none is ever imported, and Python makes
 theirs as it imports them."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.chaos_scenarios import SCENARIOS, UNSEEN, Hurts, Scenario, Side, Stage
+from support.chaos_scenarios import EARLY_LEGS, SCENARIOS, UNSEEN, Hurts, Scenario, Side, Stage
 from support.simulated import HANDS_OVER, members
 
 from cluster.ids import InstanceId
@@ -206,5 +206,5 @@ def test_each_scenario_is_in_the_simulator_or_says_why_not() -> None:
     assert all(bool(each.sim) != bool(each.not_in_sim) for each in listed)
     names = [each.name for each in listed]
     assert len(set(names)) == len(names)
-    kills = {(each.side, each.stage) for each in SCENARIOS if each.name.startswith("kill")}
+    kills = {(each.side, each.stage) for each in (*SCENARIOS, *EARLY_LEGS) if each.name.startswith("kill")}
     assert {stage for _, stage in kills} == set(Stage), "an instance is killed at each stage"

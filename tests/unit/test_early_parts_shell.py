@@ -190,7 +190,7 @@ def test_a_pull_goes_on_only_where_it_would_begin(channel: NoticeChannel, becaus
     both, request = handoffs(channel), leg()
     made._early, made.block_size, made._reqs_need_recv = both, B, {}
     made._pulls = Pulls(both._peers)
-    made.get_num_new_matched_tokens = lambda *_: (0, False) if because else (TOKENS, True)
+    made._matched = lambda *_: (0, False) if because else (TOKENS, True)
     both.opened(request)
     channel.comes = [("other", part(0, (100, 101, 102)))]
     both.hear()
