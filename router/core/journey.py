@@ -448,11 +448,11 @@ class Journey:
 
     @staticmethod
     def _may_use_early(event: PrefillAnswered) -> bool:
-        """Whether the early leg may answer. A D that was not told of the hold is told by a leg of its own: it may never
-        hear of the hold (P has met it just now, or their connection broke), and it may compute the prompt itself, and
-        draw a token of its own.
+        """Whether the early leg may answer. A D that was not told of the hold may compute the prompt itself, and draw a
+        token of its own. If the client has no token yet, no splice would notice that; so D is told by a leg of its own.
+        Otherwise the leg is used: mostly D's question has not reached P yet, and P tells it *late*, in milliseconds.
         """
-        return event.transfer is not None and event.transfer.told_early
+        return event.transfer is not None and (event.pinned is None or event.transfer.told_early)
 
     def _bind(self, event: PrefillAnswered) -> tuple[Effect, ...]:
         """The first P's token stays the answer's first, whatever a later P draws. The client gets it now, if it may."""

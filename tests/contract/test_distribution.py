@@ -7,7 +7,6 @@ each possible script is played once. So each first token must begin the same num
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 from collections import Counter
@@ -31,10 +30,6 @@ ANSWERS = {END: [""], HALF: ["é", "!"], STOP: ["S", "!"], WORD: ["a", "!"]}
 SAMPLED = {"model": "fake", "prompt": "hello", "max_tokens": 5, "temperature": 1, "stop": ["Sx"]}
 
 
-EARLY_S = 2.0
-"""Seconds within which an early leg comes, on a busy machine."""
-
-
 @dataclass
 class Lots:
     """The draws of one request, and what its engines do."""
@@ -45,10 +40,6 @@ class Lots:
     """Engines begin with the token that they are told."""
     fails: str = ""
     """The kind of leg (``prefill``, ``decode``) whose first one fails."""
-    early: bool = False
-    """Early legs are sent: P answers once D's is there, or its router would replace a leg that P could not tell."""
-    came: asyncio.Event = field(default_factory=asyncio.Event)
-    """An early leg has come."""
     deaf: bool = False
     """Engines with early legs do not hear P: they compute the prompt, and draw for themselves."""
     asked: list[asyncio.Future[int]] = field(default_factory=list)
@@ -92,12 +83,6 @@ def plays(lots: Lots, engine: FakeEngine) -> None:
             choice["finish_reason"] = "abort"
         else:
             notice = lots.notice(body["kv_transfer_params"][TRANSFER])
-            if lots.early and not lots.deaf:
-                with contextlib.suppress(TimeoutError):  # no early leg is sent for this one
-                    async with asyncio.timeout(EARLY_S):
-                        while notice not in lots.asked:
-                            lots.came.clear()
-                            await lots.came.wait()
             answer["kv_transfer_params"][TOLD_EARLY] = lots.waits and not lots.deaf
             notice.set_result(token)
         return web.json_response(answer)
@@ -108,7 +93,6 @@ def plays(lots: Lots, engine: FakeEngine) -> None:
         if EARLY in fields:
             notice = lots.notice(fields[TRANSFER])
             lots.asked.append(notice)
-            lots.came.set()
             told = await asyncio.shield(notice)
             if lots.deaf:
                 await asyncio.sleep(0.02)  # so that P's answer comes first
@@ -164,7 +148,7 @@ async def measured(fleet: Fleet, lots: Lots, body: dict[str, Any], *, fails: str
 
 
 async def started(start: Starter, *, pins: bool, **settings: Any) -> tuple[Fleet, Lots]:
-    lots = Lots(pins=pins, early=bool(settings.get("early")))
+    lots = Lots(pins=pins)
 
     def prepare(engines: dict[str, FakeEngine]) -> None:
         for engine in engines.values():
