@@ -1,7 +1,7 @@
 """What is at a path that a user, a cluster file or an engine names: a file, a folder, or nothing that can be seen.
 
 `Path.exists`, `Path.is_file` and `Path.is_dir` raise OSError where a folder above the path may not be entered or a name
-is too long. Here such a path counts as absent: whoever reads it next gets the system's reason.
+is too long. Here such a path counts as absent; to open it gives the system's reason.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 _LEGS = {Role.PREFILL: "prefill legs", Role.DECODE: "decode legs", Role.BOTH: "both legs"}
 
 _HOSTS = ("host", "admin_host")
-"""Settings whose flag may be given several times: the router listens on each address, and announces the last one."""
+"""These flags may be given several times: the router listens on each address, and announces the last one."""
 _FILES = ("tls_cert_file", "tls_key_file")
 _SETTINGS = ("host", "port", "admin_host", "admin_port", "policy", "explain_last", *settings_of(Limits))
 """Settings that a flag or the file may give; `RouterConfig` has the defaults."""

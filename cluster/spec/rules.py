@@ -102,8 +102,8 @@ def _pools_of(model: Model, path: FieldPath) -> Iterator[tuple[FieldPath, Role, 
 
 
 def _stems(spec: Spec) -> Iterator[Finding]:
-    """Pools of two models whose instances would have the same names: a model's short name and an extra pool's name may
-    read like another model's.
+    """Two models' pools must not name their instances alike: a model's short name and an extra pool's name together may
+    be another model's short name and role.
     """
     seen: dict[str, FieldPath] = {}
     for (path, _, _), (stem, *_) in zip(all_pools(spec), every_stem(spec), strict=True):
