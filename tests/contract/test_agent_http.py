@@ -72,7 +72,7 @@ async def test_connections_that_ask_nothing_keep_nobody_out(agent: Agent, monkey
         async with session.get("/health") as answer:
             return answer.status
 
-    await oldest_make_room(at.host, at.port, 4, healthy)
+    assert await oldest_make_room(at.host, at.port, 4, healthy) == 16
 
 
 async def test_pages_to_read(agent: Agent) -> None:

@@ -90,7 +90,7 @@ async def test_connections_that_ask_nothing_keep_no_probe_from_the_operator(monk
             async with aiohttp.request("GET", f"http://{host}:{port}/health") as answer:
                 return answer.status
 
-        await oldest_make_room(host, port, 4, healthy)
+        assert await oldest_make_room(host, port, 4, healthy) == 16
     finally:
         await runner.cleanup()
 
