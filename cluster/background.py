@@ -48,9 +48,10 @@ async def keep_running(
             # Awaited here, in a task of its own: before Python 3.13 a failed TaskGroup leaves its task counted as
             # cancelled.
             return await asyncio.ensure_future(work())  # noqa: TID251
-        except Exception as error:  # a bug: what else this program does goes on
+        except (Exception, asyncio.CancelledError) as error:  # a bug: what else this program does goes on
+            # A cancellation that nobody asked for is a fault too: a library's time limit that came out wrong.
             task = asyncio.current_task()
-            if gives_up(error) or (task is not None and task.cancelling()):
+            if (task is not None and task.cancelling()) or (isinstance(error, Exception) and gives_up(error)):
                 raise  # if it was cancelled, its clean-up has failed: a cancelled work does not begin anew
             if loop.time() - began >= longest_s:
                 pause_s = first_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import subprocess
 import sys
 import time
@@ -35,6 +36,9 @@ from engine.vllm.child import EngineChange, EngineProcess
 from engine.vllm.spec import EngineSpec
 from engine.vllm.supervise import EngineState
 from prefill.rules import PrefillRules
+
+logger = logging.getLogger("baton.fleet")
+"""Takes what agents say to people: why one has left."""
 
 STEP_MS = 15.0
 """Milliseconds of a mock's step. An answer of 40 tokens takes 0.6 s, so 36 answers at once hardly load two cores."""
@@ -69,10 +73,10 @@ class Standing:
 
 
 class Front:
-    """The process of one router."""
+    """The process of one router. Its log goes to the test's standard error: a test that fails shows it."""
 
     def __init__(self, argv: tuple[str, ...]) -> None:
-        self.process: subprocess.Popen[bytes] = start(argv, stderr=subprocess.DEVNULL)
+        self.process: subprocess.Popen[bytes] = start(argv, stderr=None)
         self.endpoint = self.name = ""
         self.alive = True
 
@@ -170,7 +174,7 @@ class SharedFleet:
         engine = Standing(mock, role)
         registry = RedisRegistry.open(self.server.url, password_file=self.server.command.password_file)
         rules = PrefillRules(legs_max=self.places) if role is Role.PREFILL else DecodeRules(streams_max=self.places)
-        agent = Agent(cast("EngineProcess", engine), rules, AgentConfig(), registry, lambda _: None, lambda _: None)
+        agent = Agent(cast("EngineProcess", engine), rules, AgentConfig(), registry, lambda _: None, logger.warning)
         engine.agent = agent
         running = asyncio.ensure_future(agent.run())
 

@@ -75,6 +75,20 @@ async def test_work_begins_anew_after_a_group_of_tasks_has_failed() -> None:
     assert begun == 3
 
 
+async def test_work_begins_anew_after_a_cancellation_that_nobody_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    begun = 0
+
+    async def work() -> None:
+        nonlocal begun
+        begun += 1
+        if begun < 3:
+            raise asyncio.CancelledError  # a library's time limit that came out wrong
+
+    await asyncio.wait_for(keep_running(work, "x", LOGGER, pauses_s=(0.0, 1.0)), 5.0)
+    assert begun == 3
+    assert caplog.messages == ["x: a fault of Baton's; this work begins anew in 0 s"] * 2
+
+
 async def test_cancelled_work_whose_clean_up_fails_does_not_begin_anew() -> None:
     begun, at_work = 0, asyncio.Event()
 
