@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -68,6 +69,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if not found.gpus:
         pytest.exit(f"--gpu: no GPU was found for vLLM {found.vllm or '(not installed)'} (make setup DEVICE=gpu)", 2)
     use_gpu(found.gpus[0].id)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector off what was imported and collected: each of its full looks would visit all of it, for
+    seconds of a run's time, and for pauses that a test of times would see.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def kind(item: pytest.Item) -> str:

@@ -296,6 +296,7 @@ async def test_the_search_finds_an_engine_of_known_capacity(engine: FakeEngine, 
     assert "does not hold" in err and "goodput" in page.read_text()
 
 
+@pytest.mark.long
 async def test_no_trial_of_a_search_sends_a_text_of_an_earlier_one(engine: FakeEngine, tmp_path: Path) -> None:
     """An engine would have it in its prefix cache: later trials would find it faster than its users do."""
     trace = tmp_path / "trace.jsonl"

@@ -58,6 +58,7 @@ def test_known_costs_come_out(engine: str, tmp_path: Path, capsys: pytest.Captur
     assert found.origin.first_token_ms == pytest.approx(said["server_ms"], abs=0.001)
 
 
+@pytest.mark.long
 async def test_the_table_is_printed_and_other_requests_are_warned_of(
     engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ def _idle(urls: list[str]) -> bool:
     return True
 
 
+@pytest.mark.long  # tests/live/test_ray.py does the same with real nodes
 @pytest.mark.timed
 async def test_from_two_engines_to_six_and_back_without_a_failed_request(tmp_path: Path) -> None:
     path = tmp_path / "baton.yaml"

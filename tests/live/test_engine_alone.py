@@ -73,6 +73,7 @@ def complete(url: str) -> dict[str, Any]:
         return made
 
 
+@pytest.mark.long
 def test_a_flag_vllm_does_not_know_is_told_in_one_line(start: Start) -> None:
     process = start("--", "--no-such-flag")
     said, words = process.communicate(timeout=START_S)

@@ -50,7 +50,7 @@ async def _stream(cluster: Cluster, tokens: int, begun: asyncio.Event) -> str:
         return (first + await answer.read()).decode()
 
 
-@pytest.mark.parametrize("name", ["decode-0", "prefill-0"])
+@pytest.mark.parametrize("name", [pytest.param("decode-0", marks=pytest.mark.long), "prefill-0"])
 async def test_sigterm_drains_an_agent_without_losing_a_request(cluster: Cluster, name: str) -> None:
     """Open streams are finished, new ones go elsewhere, and the agent leaves the registry: zero failed requests."""
     pid = cluster.status()[name]["pid"]

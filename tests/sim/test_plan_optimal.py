@@ -53,7 +53,7 @@ def case(seed: int, *, small: bool) -> Case:
 @pytest.mark.parametrize(
     "seeds",
     [
-        pytest.param(range(7000, 7010), id="10"),
+        pytest.param(range(7000, 7005), id="5"),
         pytest.param(range(8000, 8200), id="200", marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
     ],
 )
