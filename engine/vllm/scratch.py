@@ -14,12 +14,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
-from cluster.errors import UsageError
 from engine.vllm.keeper import SCRATCH
-from engine.vllm.tiers import FOLDER_PREFIX
+from engine.vllm.tier_folder import claim, remove_left
 
 SOCKETS = "VLLM_RPC_BASE_PATH"
 """vLLM's variable for their folder."""
@@ -42,7 +40,8 @@ class scratch:  # noqa: N801 - used as a function is: `async with scratch(env) a
 
     Args:
         env: the environment.
-        kept: the folder of a tier on disk, which is emptied before and removed afterwards; empty: none.
+        kept: the folder of a tier on disk, which is emptied before and removed afterwards; empty: none. Folders beside
+            it that other engines have left are removed, too.
 
     Raises:
         UsageError: the name of `kept` does not begin with `FOLDER_PREFIX`.
@@ -53,10 +52,13 @@ class scratch:  # noqa: N801 - used as a function is: `async with scratch(env) a
         self._env = env
         self._kept = kept
         self._own: list[str] = []
+        self._lock: int | None = None
+        """Holds the folder of the tier."""
 
     def __enter__(self) -> dict[str, str]:
         if self._kept:
-            _empty(self._kept)
+            self._lock = claim(self._kept)
+            remove_left(self._kept)
         folder = _sockets(self._env.get(SOCKETS) or self._env.get("TMPDIR") or tempfile.gettempdir())
         self._own = [each for each in (folder, self._kept) if each]
         paths = {SOCKETS: folder} if folder else {}
@@ -65,6 +67,9 @@ class scratch:  # noqa: N801 - used as a function is: `async with scratch(env) a
     def __exit__(self, *_: object) -> None:
         for each in self._own:
             shutil.rmtree(each, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     async def __aenter__(self) -> dict[str, str]:
         return await _in_thread(self.__enter__)
@@ -79,14 +84,6 @@ def _sockets(base: str) -> str:
         with contextlib.suppress(OSError):
             return tempfile.mkdtemp(prefix=PREFIX, dir=base)
     return ""
-
-
-def _empty(folder: str) -> None:
-    """Make this folder private and empty: files that an earlier start has left may be of other weights."""
-    if not Path(folder).name.startswith(FOLDER_PREFIX):
-        raise UsageError(f"{folder} would be emptied: its name does not begin with {FOLDER_PREFIX}")
-    shutil.rmtree(folder, ignore_errors=True)
-    Path(folder).mkdir(mode=0o700, parents=True)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,51 @@ async def test_the_folder_of_a_tier_is_emptied_before_a_start_and_removed_after_
         )
         (folder / "new.bin").write_text("x")
     assert not folder.exists() and folder.parent.exists()
+
+
+def test_the_next_engine_removes_what_a_killed_one_has_left(tmp_path: Path) -> None:
+    """Its keeper was killed with it: a machine lost power, or a container was killed whole."""
+    left, mine, other = (tmp_path / f"{FOLDER_PREFIX}{name}" for name in ("left-1", "mine-2", "other-3"))
+    (left / "deep").mkdir(parents=True)
+    (left / "deep" / "a.bin").write_text("x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"{FOLDER_PREFIX}link").symlink_to(tmp_path / "elsewhere")
+    with scratch({}, str(other)):
+        (other / "b.bin").write_text("x")
+        with scratch({}, str(mine)):
+            assert not left.exists() and mine.exists()
+            assert (other / "b.bin").exists(), "a living process has it"
+            assert (tmp_path / "elsewhere").exists()
+        assert (other / "b.bin").exists()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["baton-kv-link", "elsewhere"]
+
+
+def test_a_killed_process_holds_no_folder(tmp_path: Path) -> None:
+    left, mine = tmp_path / f"{FOLDER_PREFIX}left", tmp_path / f"{FOLDER_PREFIX}mine"
+    lines = f"from engine.vllm.tier_folder import claim; claim({str(left)!r}); print('held', flush=True); input()"
+    command = [sys.executable, "-c", lines]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        with scratch({}, str(mine)):
+            assert left.exists()
+        process.kill()
+        process.wait()
+        with scratch({}, str(mine)):
+            assert not left.exists()
+
+
+def test_where_folders_cannot_be_locked_only_its_own_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr("engine.vllm.tier_folder.fcntl.flock", none)
+    left, mine = tmp_path / f"{FOLDER_PREFIX}left", tmp_path / f"{FOLDER_PREFIX}mine"
+    left.mkdir()
+    with scratch({}, str(mine)):
+        assert left.exists() and mine.exists()
+    assert left.exists() and not mine.exists()
 
 
 async def test_no_other_folder_is_ever_emptied(tmp_path: Path) -> None:
