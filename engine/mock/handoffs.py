@@ -77,8 +77,10 @@ class MockPeers(Protocol):
     def near(self, producer: Producer) -> MockHandoffs | None:
         """The producer itself, if it runs in this process."""
 
-    def wait_for(self, name: str, told: Callable[[Ready], None]) -> None:
-        """An early leg waits for the hold of this name, at an instance of this process: `told` gets the hold."""
+    def wait_for(self, name: str, producer: str, told: Callable[[Ready], None], lost: Callable[[], None]) -> None:
+        """An early leg waits for the hold of this name, at an instance of this process: `told` gets the hold, or `lost`
+        is called some time after the producer, an instance, has died.
+        """
 
     def wait_no_more(self, name: str) -> None:
         """The early leg that waited for this name is over."""
@@ -88,6 +90,9 @@ class MockPeers(Protocol):
 
     def over(self, hold: str) -> None:
         """The hold is over."""
+
+    def left(self, producer: str) -> None:
+        """The engine of this instance has died."""
 
 
 class MockHandoffs:
@@ -125,6 +130,8 @@ class MockHandoffs:
         """A life of the engine begins, or with an empty `engine_id` none: drop everything from the former life."""
         for request in self._holds:
             self._peers.over(f"{self.engine_id}/{request}")
+        if not engine_id:
+            self._peers.left(self._settings.name)
         self.epoch, self.engine_id = epoch, engine_id
         self._wanted.clear()
         self._holds.clear()
@@ -230,9 +237,9 @@ class MockHandoffs:
         """The request is over: send no more heartbeats for its hold."""
         self._wanted.pop(source.transfer, None)
 
-    def early(self, name: str, told: Callable[[Ready], None]) -> None:
-        """An early leg waits for the hold of this name, without blocks."""
-        self._peers.wait_for(name, told)
+    def early(self, name: str, producer: str, told: Callable[[Ready], None], lost: Callable[[], None]) -> None:
+        """An early leg waits for the hold of this name, without blocks (`MockPeers.wait_for`)."""
+        self._peers.wait_for(name, producer, told, lost)
 
     def early_over(self, name: str) -> None:
         """The early leg waits no more."""

@@ -7,7 +7,8 @@ address. Routers remove them from clients' requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -23,6 +24,19 @@ from prefill.callers import Callers
 ANSWER_S = 5.0
 """A producer that has not answered by then counts as gone."""
 
+LEARNS_S = 0.5
+"""Seconds until an engine learns that another one has died: its agent reads the registry every second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An early leg that waits for its hold."""
+
+    producer: str
+    """The instance that computes its prompt."""
+    told: Callable[[Ready], None]
+    lost: Callable[[], None]
+
 
 class HttpPeers:
     """The way from the instances of this process to all producers, and the early legs that wait in this process."""
@@ -32,14 +46,16 @@ class HttpPeers:
         self._session: aiohttp.ClientSession | None = None
         self._callers = Callers()
         """The early legs that ask this process's instances for holds, by the rules of Baton's connector."""
-        self._early: dict[str, Callable[[Ready], None]] = {}
+        self._early: dict[str, Waiting] = {}
         """Early legs of this process that wait for a hold, by its name."""
 
-    def wait_for(self, name: str, told: Callable[[Ready], None]) -> None:
-        """An early leg waits for the hold of this name: `told` is called once the hold is there, now if it is."""
+    def wait_for(self, name: str, producer: str, told: Callable[[Ready], None], lost: Callable[[], None]) -> None:
+        """An early leg waits for the hold of this name: `told` is called once the hold is there, now if it is; `lost`
+        if the producer, an instance, dies before.
+        """
         ready = self._callers.wanted(name, name, asyncio.get_running_loop().time())
         if ready is None:
-            self._early[name] = told
+            self._early[name] = Waiting(producer, told, lost)
         else:
             told(ready)
 
@@ -50,14 +66,26 @@ class HttpPeers:
     def ready(self, hold: str, ready: Ready) -> bool:
         """A hold is there. `hold`: unique in this process. Returns whether an early leg was told."""
         waiting = [self._early.pop(caller, None) for caller in self._callers.filled(hold, ready)]
-        found = [told for told in waiting if told is not None]
-        for told in found:
-            told(ready)
+        found = [each for each in waiting if each is not None]
+        for each in found:
+            each.told(ready)
         return bool(found)
 
     def over(self, hold: str) -> None:
         """The hold is over."""
         self._callers.over(hold)
+
+    def left(self, producer: str) -> None:
+        """The engine of this instance has died: legs that wait for it learn that after `LEARNS_S`."""
+        waits = {name: each for name, each in self._early.items() if each.producer == producer}
+        if waits:
+            asyncio.get_running_loop().call_later(LEARNS_S, self._lose, waits)
+
+    def _lose(self, waits: Mapping[str, Waiting]) -> None:
+        for name, each in waits.items():
+            if self._early.get(name) is each:
+                del self._early[name]
+                each.lost()
 
     def add(self, host: str, port: int, handoffs: MockHandoffs) -> None:
         """Add an instance of this process, with its address."""

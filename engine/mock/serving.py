@@ -27,6 +27,7 @@ from engine.mock.transfer import (
     Reference,
     asks_a_source,
     early_name,
+    early_producer,
     hold_fields,
     pinned_token,
     read_reference,
@@ -98,7 +99,10 @@ class Serving:
         if awaited:
             part = answer.parts[0]
             part.awaits = awaited
-            self._handoffs.early(awaited, lambda ready: self._ready(part, ready))
+            producer = early_producer(asked.transfer)
+            self._handoffs.early(
+                awaited, producer, lambda ready: self._ready(part, ready), lambda: self._producer_lost(part)
+            )
             return
         delay_s = self._clock.real_s(self._settings.first_token_ms)
         for copy, part in enumerate(answer.parts):
@@ -123,6 +127,12 @@ class Serving:
         whole = fields.get("remote_num_tokens") == len(part.prompt.ids)
         part.pinned = ready.token if asked.transfer.get(PINS) is True and whole else None
         self._submit(part, self._twin_request(part, 0))
+
+    def _producer_lost(self, part: TwinPart) -> None:
+        """An early leg's producer has died: the prompt is computed here, and the first token is this engine's own."""
+        if self._parts.get(part.id) is part and part.awaits:
+            part.awaits = ""
+            self._submit(part, self._twin_request(part, 0))
 
     def _part(self, answer: MockAnswer, prompt: Prompted, index: int, name: str) -> TwinPart:
         self._count += 1

@@ -78,6 +78,12 @@ def early_name(fields: Mapping[str, Any]) -> str:
     return (name_in(fields) or "") if EARLY in fields else ""
 
 
+def early_producer(fields: Mapping[str, Any]) -> str:
+    """The instance that computes an early leg's prompt; empty: the leg does not say."""
+    producer = fields.get(EARLY)
+    return producer if isinstance(producer, str) else ""
+
+
 def wants_hold(fields: Mapping[str, Any]) -> bool:
     """Whether a leg asks to hold the prompt's blocks."""
     return bool(fields.get("do_remote_decode"))

@@ -16,7 +16,9 @@ from support.fleet import eventually
 from support.mock import mock_settings
 from support.mocked_router import MockedRouter, mocked_router
 
+from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.instance import Role
+from cluster.wire import early_fields
 from engine.mock.fleet import MockFleet
 from engine.mock.settings import Ends
 from kvtransfer.early_notes import Ready
@@ -141,6 +143,25 @@ async def test_an_engine_that_dies_while_p_computes_costs_no_request(dies: str) 
         for status, text, _ in await asyncio.wait_for(asyncio.gather(*asking), 20):
             assert (status, said(text)) == (200, alone)
         assert (await ways(router))[1] == 0
+
+
+async def test_a_leg_that_waits_for_a_dead_p_computes_the_prompt() -> None:
+    """As real engines do, whose agents tell them that P is lost: no leg waits for a hold that will not come."""
+    async with mocked_router(fleet(), pins=True, early=True) as router:
+        alone, url = await right(router), router.mocks.instances["d0"].url
+        fields = early_fields(TransferId(RequestId("r1"), 1, 1), InstanceId("p0"), pins=True)
+        leg = router.client.post(f"{url}/v1/completions", json={**WHOLE, **fields})
+        async with asyncio.timeout(10):
+            asking = asyncio.ensure_future(leg)
+            await eventually(lambda: any(part.awaits for part in waiting(router)), "the leg waits")
+            await set_fault(router, "die", "p0")
+            async with await asking as answer:
+                assert (await answer.json())["choices"][0]["text"] == alone
+    assert not waiting(router)
+
+
+def waiting(router: MockedRouter) -> list[Any]:
+    return list(router.mocks.instances["d0"].serving._parts.values())
 
 
 async def test_a_pull_that_fails_is_computed_at_d_and_reads_the_same() -> None:
