@@ -81,6 +81,9 @@ class Server(TcpFakeServer):
         super().__init__(address)
         self.daemon_threads = True
         self.RequestHandlerClass = StandinClient
+        # fakeredis makes a database when it is first asked for, without a lock. Two clients that came first at the same
+        # moment got one each, and one of them was alone in the registry, without an error.
+        self.fake_server.dbs[0]
         self.demands_password = bool(password)
         if password:
             self.fake_server.config[b"requirepass"] = password.encode()

@@ -34,6 +34,7 @@ from cluster.registry.proofs import proven
 from cluster.registry.redis import NUDGES_AT_ONCE, RedisRegistry
 from cluster.registry.redis_link import parse_place
 from cluster.registry.registry import Author, Beaten, Claimed, NameRefused, Registry, RegistryDown, read_members
+from cluster.registry.standin import Server
 from kvtransfer.keys import InstanceKeys, instance_key
 from kvtransfer.proving import FleetProofs, InstanceProofs
 from kvtransfer.ticket import SigningKey
@@ -1049,6 +1050,15 @@ def test_the_command_keeps_its_password_in_private_files(tmp_path, monkeypatch) 
     monkeypatch.setattr(launch.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"apt install redis-server, or pip install 'baton-serve\[local\]'"):
         launch.registry_command(tmp_path)
+
+
+def test_the_stand_ins_database_is_there_before_any_client() -> None:
+    """fakeredis makes it for the first client, without a lock. One of two that came together was alone in another."""
+    server = Server(("127.0.0.1", 0), "")
+    try:
+        assert 0 in server.fake_server.dbs
+    finally:
+        server.server_close()
 
 
 def standin_words(*more: str) -> tuple[str, ...]:

@@ -109,6 +109,31 @@ print(pair[0].recv(100).decode())
     assert python(source, CPU_SITE, platform(tmp_path), **{FORKS: "1"}) == "(False, True)"
 
 
+def test_a_forked_process_reads_that_its_parent_has_died(tmp_path: Path) -> None:
+    """vLLM's workers watch a pipe whose writing end their parent has, and close their own end of it by its number. With
+    a copy of that end a worker outlived its killed engine core, and the server did not notice for ten minutes.
+    """
+    source = """
+import os, signal
+from vllm.platforms.cpu import CpuPlatform
+signal.alarm(5)  # it holds for this process; a child sets its own
+told, say = os.pipe()
+death_reader, death_writer = os.pipe()
+if os.fork() == 0:
+    if os.fork() == 0:
+        signal.alarm(5)
+        os.close(death_writer)
+        os.write(say, b"the parent died" if os.read(death_reader, 1) == b"" else b"?")
+        os._exit(0)
+    os._exit(0)
+os.close(death_writer)
+os.wait()
+os.close(say)
+print(os.read(told, 100).decode() or "nothing was told")
+"""
+    assert python(source, CPU_SITE, platform(tmp_path), **{FORKS: "1"}) == "the parent died"
+
+
 def test_a_models_class_is_looked_at_in_the_process_that_asks(tmp_path: Path) -> None:
     models = tmp_path / "vllm/model_executor/models"
     models.mkdir(parents=True)

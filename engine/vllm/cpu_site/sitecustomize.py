@@ -160,11 +160,19 @@ def enter_fork() -> None:
 
 
 def _listens(descriptor: int) -> bool:
+    """Whether this is a listening socket. No copy of the descriptor may stay: a process that has the writing end of its
+    own parent's pipe never reads that the parent has died.
+    """
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as found:
-            return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        found = socket.socket(fileno=descriptor)
     except OSError:
         return False
+    try:
+        return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+    except OSError:
+        return False
+    finally:
+        found.detach()  # the number stays its owner's
 
 
 class AfterImport:
