@@ -23,6 +23,7 @@ import msgspec
 from cluster import wire
 from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.readable import json_in
+from cluster.registry.proofs import printable
 from router.core.eligibility import CHAT, COMPLETIONS
 from router.core.values import NOTHING_PROVEN, ProofStanding
 from router.fleet import events as d
@@ -427,6 +428,6 @@ class _Proof:
         finally:
             self._leg_ended(instance)
         if answer.status != 200:
-            because = f"{instance}: HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}"
+            because = f"{instance}: HTTP {answer.status}: {printable(answer.body[:200].decode(errors='replace'), 200)}"
             raise _Refused(because) if 400 <= answer.status < 500 else _NoWord(because)
         return answer.body

@@ -448,7 +448,8 @@ class ClientConnection(asyncio.Protocol):
         """Continue with the bytes that came meanwhile, once the previous answer is given to the transport."""
         if self._full or self._transport.raw is None:
             return
-        self._transport.resume()
+        if not self._front.uploads.waits(self._intake):  # the next request's body may be held up already
+            self._transport.resume()
         if self._phase is not _Phase.ANSWERING:
             self._advance()
 

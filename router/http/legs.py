@@ -8,6 +8,7 @@ A leg calls its `LegListener`, but never during `Legs.send`, and not after `Engi
 from __future__ import annotations
 
 import asyncio
+import logging
 import select
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, cast
@@ -15,6 +16,8 @@ from typing import Final, Protocol, cast
 from cluster.http.answers import AnswerReader
 from cluster.http.pool import Pool
 from router.http.upstream import CONNECT_S, EngineLost, not_connected
+
+logger = logging.getLogger("baton.router")
 
 SWEEP_S: Final = 0.5
 """Seconds between two sweeps, which check idle connections and legs that may be silent for long. (An idle connection
@@ -488,15 +491,18 @@ class Legs:
         task.add_done_callback(self._connecting.discard)
 
     def _sweep(self) -> None:
+        self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)  # first: a fault below ends no later sweep
         now = self.loop.time()
         for each in [*self.long]:
-            each.look(now)
+            try:
+                each.look(now)
+            except Exception:  # a bug with this leg: the others are looked at
+                logger.exception("a leg's silence could not be judged")
         for url, pool in list(self._pools.items()):
             pool.sweep(now)
             if not pool.opened and not self._connecting:
                 del self._pools[url]
                 self._heads = {key: head for key, head in self._heads.items() if key[1] != url}
-        self._sweeping = self.loop.call_later(SWEEP_S, self._sweep)
 
     def close(self) -> None:
         """Cut every connection: engines abort the requests that still run."""

@@ -434,3 +434,26 @@ async def test_an_engine_that_left_is_forgotten_without_a_cycle(legs: Legs) -> N
     legs._sweeping.cancel()
     legs._sweep()
     assert not legs._pools
+
+
+async def test_a_fault_of_one_leg_ends_no_sweep(
+    legs: Legs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("router.http.legs.SWEEP_S", 0.01)
+    looks, third = list[float](), asyncio.Event()
+
+    class Broken:
+        def look(self, now: float) -> None:
+            raise RuntimeError("a bug")
+
+    class Sound:
+        def look(self, now: float) -> None:
+            looks.append(now)
+            if len(looks) == 3:
+                third.set()
+
+    legs.long |= {Broken(), Sound()}
+    legs._sweep()
+    async with asyncio.timeout(5):
+        await third.wait()
+    assert caplog.messages.count("a leg's silence could not be judged") >= 2

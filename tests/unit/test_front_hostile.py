@@ -195,6 +195,32 @@ async def test_a_body_that_does_not_come_leaves_nothing_after_its_answer(began: 
     assert not answers.open[""]
 
 
+async def test_a_body_that_is_held_up_is_not_read_on_behind_another_answer() -> None:
+    """A client sends a small request and a part of the next one's head. The rest, and a body, come in the turn in which
+    the first is answered.
+    """
+    uploads, others = Uploads(BODY_MAX), Waits()
+    uploads.add(others, BODY_MAX + 1, "another client")
+    large = HEAD + b"Content-Length: 100000\r\n\r\n"
+    connection, line = connected(front_of(Answers(), uploads=uploads), SMALL + large[:20])
+    connection.data_received(large[20:] + b"x" * 1000)
+    assert uploads.waiting and not line.heard
+    await asyncio.sleep(0)
+    assert not line.heard
+    uploads.end(others)
+    assert line.heard
+
+
+class Waits:
+    """Another client's upload."""
+
+    def hold(self) -> None:
+        pass
+
+    def go_on(self) -> None:
+        pass
+
+
 # -- what a body in chunks may bring with it --
 
 

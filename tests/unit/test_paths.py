@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,55 @@ def test_an_engines_list_of_paths_is_bounded() -> None:
     told = paths_in({"paths": {f"/p{number}": {} for number in range(TEMPLATES_MAX + 5)}})
     assert told is not None
     assert len(told) == TEMPLATES_MAX
+
+
+def test_a_long_list_of_paths_is_not_looked_at_whole() -> None:
+    told = Counted(f"/{number:x}{{a}}" for number in range(1_000_000))
+    found = paths_in({"paths": told})
+    assert found is not None and len(found) == TEMPLATES_MAX and told.looked_at < 20_000
+
+
+class Counted(Mapping[str, object]):
+    """A document's paths; counts how many of them are looked at."""
+
+    def __init__(self, paths: Iterator[str]) -> None:
+        self._paths, self.looked_at = paths, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for path in self._paths:
+            self.looked_at += 1
+            yield path
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: str) -> object:
+        return {}
+
+
+@pytest.mark.timeout(5)
+@pytest.mark.parametrize(
+    ("template", "lacks"),
+    [
+        ("/v1/" + "".join(f"{{a{number}}}" for number in range(24)) + ".", False),
+        ("/" + "/".join(f"{{model}}{number}" for number in range(12)) + "/x", True),
+    ],
+    ids=["ids in one segment", "names with slashes"],
+)
+def test_a_hostile_template_costs_no_time(template: str, lacks: bool) -> None:
+    catalogue = Catalogue()
+    catalogue.told(A, paths_in({"paths": {template: {}}}))
+    assert catalogue.lacking("/v1/" + "a" * 60, (A,)) == ({A} if lacks else set())
+    assert catalogue.lacking("/" + "a/" * 100, (A,)) == {A}
+
+
+def test_ids_and_a_models_name_are_found_in_an_engines_list() -> None:
+    catalogue = Catalogue()
+    catalogue.told(A, paths_in({"paths": {"/v1/models/{model:path}/info": {}, "/v1/files/{id}.{kind}": {}}}))
+    for path in ("/v1/models/org/name/info", "/v1/files/a.b"):
+        assert not catalogue.lacking(path, (A,)), path
+    for path in ("/v1/models//info", "/v1/files/a/b", "/v1/files/"):
+        assert catalogue.lacking(path, (A,)) == {A}, path
 
 
 def test_an_id_tells_its_owner() -> None:
