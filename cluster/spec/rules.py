@@ -20,6 +20,7 @@ from cluster.spec.problems import FieldPath, Finding, Severity, nearest, quoted,
 from cluster.spec.settings import Connector, Model, Pool, SloClass, Spec, WhenMissed
 from cluster.spec.units import shown
 
+PORT_MAX = 65535
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -533,6 +534,15 @@ def _router(spec: Spec) -> Iterator[Finding]:
         fix = f"write another port, such as {router.port % 65535 + 1}"
         uses: tuple[FieldPath, ...] = (("router", "port"), ("router", "processes"))
         yield Finding(path=("router", "admin_port"), message=message, fix=fix, uses=uses)
+    if router.processes > 1 and router.admin_port + router.processes - 1 > PORT_MAX:
+        message = f"`processes: {router.processes}` take as many admin ports from here on, and {PORT_MAX} is the last"
+        fix = f"write {PORT_MAX - router.processes + 1} or less"
+        yield Finding(path=("router", "admin_port"), message=message, fix=fix, uses=(("router", "processes"),))
+    for name in ("host", "admin_host"):
+        host: str = getattr(router, name)
+        if "/" in host or "[" in host:
+            message = "an address or a host's name alone is wanted, without brackets, scheme and path"
+            yield Finding(path=("router", name), message=message, fix=f"write `{_host_in(host)}`")
     if router.tls_key_file is not None and router.tls_cert_file is None:
         fix = "add `tls_cert_file`, or remove it"
         message = "a key without a certificate: TLS stays off"
@@ -547,6 +557,14 @@ def _router(spec: Spec) -> Iterator[Finding]:
         message = "every client that reaches this address may use it"
         fix = "name `tenants`, or keep 127.0.0.1 and put a gateway in front"
         yield Finding(path=("router", "host"), message=message, fix=fix, severity=Severity.WARNING)
+
+
+def _host_in(url: str) -> str:
+    """The host that was meant by something like a URL."""
+    try:
+        return urlsplit(url if "//" in url else f"//{url}").hostname or "127.0.0.1"
+    except ValueError:
+        return "127.0.0.1"
 
 
 RULES: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
