@@ -160,7 +160,9 @@ class RowLoad:
             self.keep_targets(speed)
 
     def _share(self, booking: InflightRequest, sign: int) -> float:
-        """What sharing adds to the KV that all need: an answer that joins brings less, one that ends takes less."""
+        """What sharing adds to the KV that all need: an answer that joins brings less, one that ends takes less. The
+        last one with a beginning that another has brought may take more (`SharedBeginnings.drop`).
+        """
         of = booking.beginnings
         if of is None:
             return 0.0

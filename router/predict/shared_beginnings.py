@@ -31,9 +31,9 @@ def lengths_within(chunks: int) -> int:
 class Beginnings:
     """Those of one answer's prompt."""
 
-    __slots__ = ("cached", "chunk_tokens", "held", "names")
+    __slots__ = ("cached", "chunk_tokens", "held", "named", "names", "prompt_tokens")
 
-    def __init__(self, names: Sequence[int], cached: int, chunk_tokens: float) -> None:
+    def __init__(self, names: Sequence[int], cached: int, chunk_tokens: float, prompt_tokens: float) -> None:
         """The beginnings of an answer that has no place yet.
 
         Args:
@@ -41,16 +41,25 @@ class Beginnings:
             cached: how many of them are expected in the KV cache. Behind these the engine writes blocks of the
                 request's own, though another request may have written the same.
             chunk_tokens: the tokens of a chunk.
+            prompt_tokens: those of the prompt; its chunks have no more together, as a trace's last block may be short.
         """
         self.names: Final = names
         self.cached: Final = cached
         self.chunk_tokens: Final = chunk_tokens
+        self.prompt_tokens: Final = prompt_tokens
         self.held: list[int] = []
         """The names that count as held for it, while it has a place."""
+        self.named: float = 0.0
+        """The tokens of its own prompt that these stand for."""
 
 
 class SharedBeginnings:
-    """The beginnings of the answers on one instance."""
+    """The beginnings of the answers on one instance.
+
+    Tokens of a chunk are a mean over the whole prompt, so two prompts with one beginning may count it differently. What
+    all need is each answer's private part, by its own count, and each beginning once, by the count of the answer that
+    brought it. An answer takes with it just what it has added: so the sum is never less than the private parts.
+    """
 
     __slots__ = ("_tokens", "_uses")
 
@@ -61,37 +70,48 @@ class SharedBeginnings:
         """By name: the tokens between the next shorter beginning's end and its own."""
 
     def add(self, of: Beginnings) -> float:
-        """One more answer. Returns the tokens of its prompt that others hold, too."""
-        shared, before = 0.0, 0
+        """One more answer. Returns the tokens of its prompt that others hold, too: what it needs is so much less."""
+        brought, named, before = 0.0, 0.0, 0.0
         of.held.clear()  # it may have had a place on an instance that is gone
         for at, name in enumerate(of.names):
             uses = self._uses.get(name, 0)
+            end = min(LENGTHS[at] * of.chunk_tokens, of.prompt_tokens)
             if not uses:
-                self._tokens[name] = (LENGTHS[at] - before) * of.chunk_tokens
-            elif at < of.cached:
-                shared += self._tokens[name]
-            before = LENGTHS[at]
+                self._tokens[name] = end - before
+                brought += end - before
             if not uses or at < of.cached:
                 self._uses[name] = uses + 1
                 of.held.append(name)
-        return shared
+                named += end - before
+            before = end
+        of.named = named
+        return named - brought
 
     def drop(self, of: Beginnings) -> float:
-        """An answer is over. Returns the tokens of its prompt that others still hold."""
-        shared = 0.0
+        """An answer is over. Returns the tokens of its prompt that stay, as others hold them. They are negative if more
+        go than it had: beginnings that an answer with more tokens a chunk has brought, and this one held last.
+        """
+        gone = 0.0
         for name in of.held:
             uses = self._uses[name] - 1
             if uses:
                 self._uses[name] = uses
-                shared += self._tokens[name]
             else:
-                del self._uses[name], self._tokens[name]
+                gone += self._tokens.pop(name)
+                del self._uses[name]
+        named, of.named = of.named, 0.0
         of.held.clear()
-        return shared
+        return named - gone
 
-    def among(self, names: Sequence[int], cached: int) -> float:
-        """The tokens of a new prompt's beginnings that answers here hold already (`Beginnings` has the arguments)."""
-        return sum([self._tokens[name] for name in names[:cached] if name in self._uses])
+    def among(self, names: Sequence[int], cached: int, chunk_tokens: float, prompt_tokens: float) -> float:
+        """What `add` would return for this prompt (`Beginnings` has the arguments)."""
+        shared, before = 0.0, 0.0
+        for at, name in enumerate(names[:cached]):
+            end = min(LENGTHS[at] * chunk_tokens, prompt_tokens)
+            if name in self._uses:
+                shared += end - before
+            before = end
+        return shared
 
     def clear(self) -> None:
         """There are no answers."""

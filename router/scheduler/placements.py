@@ -158,8 +158,8 @@ class Placements:
                 )
         if not wanted.prefill_only:
             if wanted.prefix:
-                cached = prices.beginnings_in_cache(answer_row)
-                booking.beginnings = Beginnings(prices.beginnings, cached, wanted.prefix_block_tokens)
+                cached, each = prices.beginnings_in_cache(answer_row), wanted.prefix_block_tokens
+                booking.beginnings = Beginnings(prices.beginnings, cached, each, wanted.prompt_tokens)
             inflight.answer_placed(booking, answer_row, wanted.now)
         if prices.match is not None and not held:
             fleet.prefix_uses.count(wanted.prefix, prices.match, wanted.now)

@@ -112,7 +112,8 @@ class Plain:
         if prefixes is None or not names:
             return 0.0
         cached = prefixes.in_cache(row, names, prefixes.match(names).chunks_of(row))
-        return self.inflight.rows[row].shared.among(beginnings(names), lengths_within(cached))
+        each, tokens = self.wanted.prefix_block_tokens, self.wanted.prompt_tokens
+        return self.inflight.rows[row].shared.among(beginnings(names), lengths_within(cached), each, tokens)
 
     def _plain_ms(self, row: int) -> float:
         held = self.cached(row)

@@ -239,10 +239,11 @@ class Figures:
 
     def fits_shared(self, row: int, own: float) -> bool:
         """Whether there is memory for it where it shares its beginning with answers that are there. `own`: tokens."""
-        load = self.fleet.inflight.rows[row]
-        if self.match is None or load.kv_free + self.wanted.prompt_tokens < own:
+        load, tokens = self.fleet.inflight.rows[row], self.wanted.prompt_tokens
+        if self.match is None or load.kv_free + tokens < own:
             return False
-        return load.kv_free + load.shared.among(self.beginnings, self.beginnings_in_cache(row)) >= own
+        each, cached = self.wanted.prefix_block_tokens, self.beginnings_in_cache(row)
+        return load.kv_free + load.shared.among(self.beginnings, cached, each, tokens) >= own
 
     def own_tokens(self) -> float:
         """The memory for its prompt and answer, in tokens, with `SPREAD` of margin."""
