@@ -42,7 +42,10 @@ TRACKER_S = 2.0
 
 POLL_S = 0.02
 SCRATCH = "BATON_SCRATCH"
-"""Name of the environment variable for folders that are removed with the tree, separated as in `PATH`."""
+"""Name of the environment variable for folders that are removed with the tree: a JSON list. A path may hold any sign,
+so none separates two of them."""
+OURS = ("baton-engine-", "baton-kv-", "baton-ray-")
+"""The folders' names begin with one of these. No other folder is ever removed."""
 
 TRACKER = b"multiprocessing.resource_tracker"
 """Part of the command line of Python's resource trackers, and of no other process of vLLM."""
@@ -57,14 +60,30 @@ ARG_START, ARG_END = 45, 46  # in /proc/PID/stat, counted from the state: proc(5
 def main(argv: list[str]) -> int:
     """Run `argv` until it ends or the parent does; return the exit code."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    scratch = os.environ.pop(SCRATCH, "")
+    scratch = folders(os.environ.pop(SCRATCH, ""))
     wakeups = listen_to_signals()
     child = start(argv)
     rename()
     code = Keeper(child, wakeups).run()
-    for folder in filter(None, scratch.split(os.pathsep)):
+    for folder in scratch:
         remove(folder)
     return code
+
+
+def folders(told: str) -> list[str]:
+    """The folders that `SCRATCH` names; of these, those that are Baton's."""
+    if not told:
+        return []
+    import json  # noqa: PLC0415 - only an engine's keeper has folders
+
+    try:
+        named = json.loads(told)
+    except ValueError:
+        named = None
+    if not isinstance(named, list):
+        os.write(2, f"{SCRATCH}={told}: no JSON list of folders, so none is removed\n".encode())
+        return []
+    return [each for each in named if isinstance(each, str) and os.path.basename(each).startswith(OURS)]  # noqa: PTH119
 
 
 def rename() -> None:

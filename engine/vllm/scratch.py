@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -62,7 +63,7 @@ class scratch:  # noqa: N801 - used as a function is: `async with scratch(env) a
         folder = _sockets(self._env.get(SOCKETS) or self._env.get("TMPDIR") or tempfile.gettempdir())
         self._own = [each for each in (folder, self._kept) if each]
         paths = {SOCKETS: folder} if folder else {}
-        return {**self._env, **paths, **({SCRATCH: os.pathsep.join(self._own)} if self._own else {})}
+        return {**self._env, **paths, **({SCRATCH: json.dumps(self._own)} if self._own else {})}
 
     def __exit__(self, *_: object) -> None:
         for each in self._own:

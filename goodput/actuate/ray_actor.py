@@ -8,6 +8,7 @@ is left: then it removes its own placement group, and ends with it.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 SCRATCH: Final = "BATON_SCRATCH"
-"""Environment variable that names the folder which the keeper removes at the end, as `engine.vllm.keeper` has it."""
+"""Environment variable that names the folders which the keeper removes at the end, as `engine.vllm.keeper` has it."""
 LAUNCH: Final = Path(__file__).with_name("ray_launch.py")
 
 
@@ -82,7 +83,7 @@ class EngineActor:
     def _begin(self, lifeline: int, keeper: str, host: str) -> int:
         launch = self._launch
         command = [sys.executable, "-m", "baton", *self._words(host), "--", *launch.vllm_args]
-        environ = {**os.environ, **launch.env, SCRATCH: str(self._folder)}
+        environ = {**os.environ, **launch.env, SCRATCH: json.dumps([str(self._folder)])}
         if launch.takes_gpus:
             environ.pop("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", None)
         started = subprocess.run(

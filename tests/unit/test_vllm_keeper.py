@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -10,11 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from engine.vllm import keeper as keeper_module
 from engine.vllm.child import session_of, sweep_session
+from engine.vllm.scratch import scratch
 
 KEEPER = [sys.executable, "-I", "-S", str(Path(keeper_module.__file__))]
 LIMIT_S = 20.0  # enough on a loaded machine; each step takes well under 3 s
@@ -268,14 +271,42 @@ def test_a_tracker_that_never_ends_is_killed(keep: Callable[..., subprocess.Pope
 def test_the_scratch_folder_is_removed_after_the_command(
     keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, how: str
 ) -> None:
-    folder = tmp_path / "scratch"
+    folder = tmp_path / "baton-engine-scratch"
     (folder / "deep").mkdir(parents=True)
     source = "import os; print(os.environ.get('BATON_SCRATCH'), flush=True)"
     source += "; open(os.environ['TMPDIR'] + '/deep/file', 'w')"
     source += "; os.kill(os.getpid(), 9)" if how == "it is killed" else ""
-    keep(*python(source), BATON_SCRATCH=str(folder), TMPDIR=str(folder)).wait(LIMIT_S)
+    keep(*python(source), BATON_SCRATCH=json.dumps([str(folder)]), TMPDIR=str(folder)).wait(LIMIT_S)
     assert (tmp_path / "log").read_text() == "None\n", "the keeper removes the variable from its command's environment"
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("sign", [":", "\n", '"', ",", "ü"])
+def test_of_a_path_with_any_sign_nothing_else_is_removed(
+    keep: Callable[..., subprocess.Popen[bytes]], sign: str
+) -> None:
+    """`TMPDIR=/tmp/job:7` made keepers remove `/tmp/job`."""
+    with TemporaryDirectory(dir="/tmp") as base:  # pytest's own is too deep for sockets
+        other = Path(base, "job")
+        other.mkdir()
+        (other / "file").touch()
+        below = Path(base, f"job{sign}7")
+        below.mkdir()
+        with scratch({"TMPDIR": str(below)}) as env:
+            keep("/bin/true", **env).wait(LIMIT_S)
+            assert (other / "file").exists()
+            assert list(below.iterdir()) == [], "its own folder is gone"
+
+
+@pytest.mark.parametrize("told", ["/tmp/ours", '["FOLDER/home"]', '"FOLDER/baton-engine-x"', "[7]", "{"])
+def test_no_folder_is_removed_that_is_not_batons(
+    keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, told: str
+) -> None:
+    named = [tmp_path / name for name in ("home", "baton-engine-x")]
+    for each in named:
+        each.mkdir()
+    assert keep("/bin/true", BATON_SCRATCH=told.replace("FOLDER", str(tmp_path))).wait(LIMIT_S) == 0
+    assert all(each.exists() for each in named)
 
 
 # A parent that starts a keeper, as `baton engine` does, and ends only by SIGKILL.
@@ -295,10 +326,10 @@ def test_a_nested_keeper_removes_its_own_scratch_folder(
     keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     """On Ray, the actor's keeper runs `baton engine`, and `baton engine` runs the keeper of the engine."""
-    below = tmp_path / "below"
+    below = tmp_path / "baton-engine-below"
     below.mkdir()
     words = [*python(NESTED), str(Path(keeper_module.__file__)), *python(SHARING, str(tmp_path))]
-    process = keep(*words, SCRATCH_BELOW=str(below))
+    process = keep(*words, SCRATCH_BELOW=json.dumps([str(below)]))
     pid, shared = shared_in(tmp_path)
     assert process.stdin is not None
     process.stdin.close()

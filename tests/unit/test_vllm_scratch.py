@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,7 +35,7 @@ async def test_only_the_sockets_variable_points_to_the_new_folder() -> None:
             folder = Path(env[SOCKETS])
             assert folder.parent == Path(base)
             assert private(folder)
-            assert env == {"A": "b", "TMPDIR": base, SOCKETS: str(folder), "BATON_SCRATCH": str(folder)}
+            assert env == {"A": "b", "TMPDIR": base, SOCKETS: str(folder), "BATON_SCRATCH": json.dumps([str(folder)])}
             (folder / NAME).touch()
         assert not private(folder), "it is gone"
 
