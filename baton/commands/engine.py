@@ -66,7 +66,7 @@ from engine.vllm.logfile import default_path
 from engine.vllm.placement import CudaGpu, measures_memory
 from engine.vllm.spec import Connector, Device, EngineSpec, given, ranks_in, value_of
 from engine.vllm.supervise import EngineState
-from engine.vllm.tiers import FOLDER_PREFIX, GIB, Tiers
+from engine.vllm.tiers import GIB, Tiers, folder_name
 from engine.vllm.transfer import ASKED, connector_for, left_by_flags
 from engine.vllm.turns import StartTurns
 from engine.vllm.weights import adapter_marks, adapter_of, weights_of
@@ -506,7 +506,7 @@ def _tiers(args: argparse.Namespace, instance: InstanceId, port: int) -> Tiers |
             "--kv-transfer-config out"
         )
     base = Path(args.kv_disk_folder) if args.kv_disk_folder else state_folder() / "kv"
-    folder = (base / f"{FOLDER_PREFIX}{instance}-{port}").absolute()
+    folder = (base / folder_name(instance, port, os.uname().nodename)).absolute()
     if disk:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

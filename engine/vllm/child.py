@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.errors import EngineFailed
+from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from engine.vllm.canary import STUCK_CPU_S, STUCK_S
 from engine.vllm.command import command, environment, printable
@@ -228,12 +228,14 @@ class EngineProcess:
         code, because = 0, ""
         try:
             if await self._turn_comes(epoch):
-                async with scratch(env, kept) as own:
-                    code = await self._kept(epoch, own)
+                async with (folders := scratch(env, kept)) as own:
+                    code = await self._kept(epoch, own, folders.descriptors)
         except OSError as error:
             code = 1
             said = error.strerror or str(error)
             because = f"it cannot be started: {f'{error.filename}: ' if error.filename else ''}{said}"
+        except UsageError as error:
+            code, because = 1, str(error)
         finally:
             self._end_turn()
         self._feed(ChildExited(epoch, code if code >= 0 else 128 - code, because))
@@ -255,9 +257,11 @@ class EngineProcess:
         if self._turns is not None:
             self._turns.release()
 
-    async def _kept(self, epoch: int, env: Mapping[str, str]) -> int:
-        """Run the engine under a keeper; the keeper's exit code, below 0 if the keeper was killed."""
-        keeper = self._keeper = await self._spawn(epoch, env)
+    async def _kept(self, epoch: int, env: Mapping[str, str], folders: tuple[int, ...]) -> int:
+        """Run the engine under a keeper; the keeper's exit code, below 0 if the keeper was killed. `folders`: what
+        holds the folders that the keeper removes.
+        """
+        keeper = self._keeper = await self._spawn(epoch, env, folders)
         if self._ending is not None:
             self._end(self._ending)
         try:
@@ -275,7 +279,7 @@ class EngineProcess:
             self._keeper = None
         return code
 
-    async def _spawn(self, epoch: int, env: Mapping[str, str]) -> asyncio.subprocess.Process:
+    async def _spawn(self, epoch: int, env: Mapping[str, str], folders: tuple[int, ...]) -> asyncio.subprocess.Process:
         when = time.strftime("%Y-%m-%d %H:%M:%S")
         try:
             output = self._log.open(f"{when} {self.spec.instance} start {epoch}: {shlex.join(printable(self._argv))}")
@@ -293,7 +297,7 @@ class EngineProcess:
                 stdout=output,
                 stderr=output,
                 env=env,
-                pass_fds=() if self._turns is None else self._turns.descriptors,
+                pass_fds=(*folders, *(() if self._turns is None else self._turns.descriptors)),
                 start_new_session=True,  # Ctrl-C does not reach the keeper, and its leftovers can be found
             )
         finally:

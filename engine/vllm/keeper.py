@@ -42,8 +42,8 @@ TRACKER_S = 2.0
 
 POLL_S = 0.02
 SCRATCH = "BATON_SCRATCH"
-"""Name of the environment variable for folders that are removed with the tree: a JSON list. A path may hold any sign,
-so none separates two of them."""
+"""Name of the environment variable for folders that are removed with the tree: a JSON object (a path may hold any sign)
+with the file descriptor of each folder's lock, or null. The keeper holds the lock until it has removed the folder."""
 OURS = ("baton-engine-", "baton-kv-", "baton-ray-")
 """The folders' names begin with one of these. No other folder is ever removed."""
 
@@ -65,25 +65,28 @@ def main(argv: list[str]) -> int:
     child = start(argv)
     rename()
     code = Keeper(child, wakeups).run()
-    for folder in scratch:
-        remove(folder)
+    for folder, lock in scratch.items():
+        remove(folder, lock)
     return code
 
 
-def folders(told: str) -> list[str]:
-    """The folders that `SCRATCH` names; of these, those that are Baton's."""
+def folders(told: str) -> dict[str, int | None]:
+    """The folders of Baton's that `SCRATCH` names, with their locks. The command does not inherit these."""
     if not told:
-        return []
+        return {}
     import json  # noqa: PLC0415 - only an engine's keeper has folders
 
     try:
         named = json.loads(told)
     except ValueError:
         named = None
-    if not isinstance(named, list):
-        os.write(2, f"{SCRATCH}={told}: no JSON list of folders, so none is removed\n".encode())
-        return []
-    return [each for each in named if isinstance(each, str) and os.path.basename(each).startswith(OURS)]  # noqa: PTH119
+    if not isinstance(named, dict):
+        os.write(2, f"{SCRATCH}={told}: no JSON object of folders, so none is removed\n".encode())
+        return {}
+    ours = {folder: lock for folder, lock in named.items() if os.path.basename(folder).startswith(OURS)}  # noqa: PTH119
+    for lock in filter(None, ours.values()):
+        os.set_inheritable(lock, False)
+    return ours
 
 
 def rename() -> None:
@@ -213,11 +216,36 @@ def end_all(left: Callable[[], list[int]], grace_s: float = 0.0) -> None:
         time.sleep(POLL_S)
 
 
-def remove(folder: str) -> None:
-    """Remove the folder, as far as that is possible."""
+def remove(folder: str, lock: int | None = None) -> None:
+    """Remove the folder, as far as that is possible. `lock`: what the path must lead to; None: anything."""
     import shutil  # noqa: PLC0415 - it would double the keeper's start-up
 
-    shutil.rmtree(folder, ignore_errors=True)
+    if lock is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    elif leads_to(folder, lock):
+        empty(lock)
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)  # noqa: PTH106
+
+
+def leads_to(path: str, folder: int) -> bool:
+    """Whether the path leads to this open folder: another process may have removed it, and made a new one."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.lstat(path), os.fstat(folder))
+    return False
+
+
+def empty(folder: int) -> None:
+    """Remove what is in an open folder, as far as that is possible."""
+    import shutil  # noqa: PLC0415 - it would double the keeper's start-up
+
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for each in list(found):
+            if each.is_dir(follow_symlinks=False):
+                shutil.rmtree(each.name, ignore_errors=True, dir_fd=folder)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(each.name, dir_fd=folder)
 
 
 def is_tracker(pid: int) -> bool:

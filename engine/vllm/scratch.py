@@ -12,12 +12,11 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from typing import TypeVar
 
-from engine.vllm.keeper import SCRATCH
+from engine.vllm.keeper import SCRATCH, remove
 from engine.vllm.tier_folder import claim, remove_left
 
 SOCKETS = "VLLM_RPC_BASE_PATH"
@@ -45,32 +44,37 @@ class scratch:  # noqa: N801 - used as a function is: `async with scratch(env) a
             it that other engines have left are removed, too.
 
     Raises:
-        UsageError: the name of `kept` does not begin with `FOLDER_PREFIX`.
+        UsageError: the name of `kept` does not begin with `FOLDER_PREFIX`, or another engine has this folder.
         OSError: `kept` cannot be made.
     """
 
     def __init__(self, env: dict[str, str], kept: str = "") -> None:
         self._env = env
         self._kept = kept
-        self._own: list[str] = []
-        self._lock: int | None = None
-        """Holds the folder of the tier."""
+        self._own: dict[str, int | None] = {}
+        """The folders, with the file descriptor that holds each."""
 
     def __enter__(self) -> dict[str, str]:
         if self._kept:
-            self._lock = claim(self._kept)
-            remove_left(self._kept)
+            self._own[self._kept] = claim(self._kept)
+            with contextlib.suppress(OSError):
+                remove_left(self._kept)
         folder = _sockets(self._env.get(SOCKETS) or self._env.get("TMPDIR") or tempfile.gettempdir())
-        self._own = [each for each in (folder, self._kept) if each]
+        self._own |= {folder: None} if folder else {}
         paths = {SOCKETS: folder} if folder else {}
         return {**self._env, **paths, **({SCRATCH: json.dumps(self._own)} if self._own else {})}
 
     def __exit__(self, *_: object) -> None:
-        for each in self._own:
-            shutil.rmtree(each, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        while self._own:
+            folder, lock = self._own.popitem()
+            remove(folder, lock)
+            if lock is not None:
+                os.close(lock)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What holds the folders. The keeper inherits it, as it may outlive its parent."""
+        return tuple(lock for lock in self._own.values() if lock is not None)
 
     async def __aenter__(self) -> dict[str, str]:
         return await _in_thread(self.__enter__)

@@ -11,6 +11,7 @@ weights, so files of an earlier start could be of other weights.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,6 +28,11 @@ FILES: Final = "BoundedFiles"
 
 FOLDER_PREFIX: Final = "baton-kv-"
 """Begins the name of a folder of files, which is emptied when its engine starts."""
+
+MACHINE_MARK: Final = "@"
+"""Stands before the machine in such a name, and in no name of an instance or a machine."""
+
+_NO_MACHINE: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,16 @@ class Tiers:
             raise UsageError("a tier on disk needs one in host memory, through which vLLM moves all blocks")
         if self.disk_bytes and not self.folder:
             raise UsageError("a tier on disk needs a folder")
+
+
+def folder_name(engine: str, port: int, host: str) -> str:
+    """The name of an engine's folder of files. Some machines share a disk, so the machine's own name is part of it."""
+    return f"{FOLDER_PREFIX}{engine}-{port}{machine_part(host)}"
+
+
+def machine_part(host: str) -> str:
+    """What the names of all folders of a machine end with, given the machine's name."""
+    return MACHINE_MARK + _NO_MACHINE.sub("_", host)
 
 
 def beside(own: Mapping[str, Any], tiers: Tiers, ranks: int = 1) -> dict[str, Any]:

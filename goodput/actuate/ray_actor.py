@@ -83,7 +83,7 @@ class EngineActor:
     def _begin(self, lifeline: int, keeper: str, host: str) -> int:
         launch = self._launch
         command = [sys.executable, "-m", "baton", *self._words(host), "--", *launch.vllm_args]
-        environ = {**os.environ, **launch.env, SCRATCH: json.dumps([str(self._folder)])}
+        environ = {**os.environ, **launch.env, SCRATCH: json.dumps({str(self._folder): None})}
         if launch.takes_gpus:
             environ.pop("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", None)
         started = subprocess.run(

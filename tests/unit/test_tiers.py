@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,12 +18,14 @@ from hypothesis import strategies as st
 from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Role
+from engine.vllm import keeper
 from engine.vllm.command import command
-from engine.vllm.keeper import SCRATCH
+from engine.vllm.keeper import SCRATCH, leads_to, remove
 from engine.vllm.kept_files import KeptFiles
 from engine.vllm.scratch import scratch
 from engine.vllm.spec import EngineSpec
-from engine.vllm.tiers import FOLDER_PREFIX, GIB, Tiers
+from engine.vllm.tier_folder import claim, remove_left
+from engine.vllm.tiers import FOLDER_PREFIX, GIB, Tiers, folder_name
 
 
 def transfer(tiers: Tiers | None, role: Role = Role.PREFILL) -> dict[str, object]:
@@ -62,18 +68,28 @@ async def test_the_folder_of_a_tier_is_emptied_before_a_start_and_removed_after_
     (folder / "old.bin").write_text("of other weights")
     async with scratch({"TMPDIR": str(tmp_path / ("x" * 60))}, str(folder)) as env:
         assert list(folder.iterdir()) == [] and folder.stat().st_mode & 0o777 == 0o700
-        assert json.loads(env[SCRATCH])[-1] == str(folder), "the keeper removes the folder if all other processes die"
+        assert str(folder) in json.loads(env[SCRATCH]), "the keeper removes the folder if all other processes die"
         (folder / "new.bin").write_text("x")
     assert not folder.exists() and folder.parent.exists()
 
 
-def test_the_next_engine_removes_what_a_killed_one_has_left(tmp_path: Path) -> None:
-    """Its keeper was killed with it: a machine lost power, or a container was killed whole."""
-    left, mine, other = (tmp_path / f"{FOLDER_PREFIX}{name}" for name in ("left-1", "mine-2", "other-3"))
-    (left / "deep").mkdir(parents=True)
-    (left / "deep" / "a.bin").write_text("x")
+def on_this_machine(folder: Path, name: str) -> Path:
+    return folder / folder_name(name, 1, os.uname().nodename)
+
+
+def left_behind(folder: Path) -> Path:
+    """What a killed engine leaves: its keeper was killed with it, as when a machine loses power."""
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "a.bin").write_text("x")
+    return folder
+
+
+def test_the_next_engine_removes_what_a_killed_one_has_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    left, mine, other = (on_this_machine(tmp_path, name) for name in ("left", "mine", "other"))
+    left_behind(left)
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / f"{FOLDER_PREFIX}link").symlink_to(tmp_path / "elsewhere")
+    link = on_this_machine(tmp_path, "link")
+    link.symlink_to(tmp_path / "elsewhere")
     with scratch({}, str(other)):
         (other / "b.bin").write_text("x")
         with scratch({}, str(mine)):
@@ -81,11 +97,21 @@ def test_the_next_engine_removes_what_a_killed_one_has_left(tmp_path: Path) -> N
             assert (other / "b.bin").exists(), "a living process has it"
             assert (tmp_path / "elsewhere").exists()
         assert (other / "b.bin").exists()
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["baton-kv-link", "elsewhere"]
+    assert sorted(tmp_path.iterdir()) == sorted([link, tmp_path / "elsewhere"])
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("WARNING", f"{left}: removed 1 files of a KV cache that an engine has left there")
+    ]
+
+
+def test_what_another_machine_has_left_on_a_shared_disk_stays(tmp_path: Path) -> None:
+    """Its engine may live: locks on a shared disk may be each machine's own."""
+    other = left_behind(tmp_path / folder_name("left", 1, f"x{os.uname().nodename}"))
+    with scratch({}, str(on_this_machine(tmp_path, "mine"))):
+        assert (other / "deep" / "a.bin").exists()
 
 
 def test_a_killed_process_holds_no_folder(tmp_path: Path) -> None:
-    left, mine = tmp_path / f"{FOLDER_PREFIX}left", tmp_path / f"{FOLDER_PREFIX}mine"
+    left, mine = on_this_machine(tmp_path, "left"), on_this_machine(tmp_path, "mine")
     lines = f"from engine.vllm.tier_folder import claim; claim({str(left)!r}); print('held', flush=True); input()"
     command = [sys.executable, "-c", lines]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -105,11 +131,97 @@ def test_where_folders_cannot_be_locked_only_its_own_is_removed(
         raise OSError("no locks available")
 
     monkeypatch.setattr("engine.vllm.tier_folder.fcntl.flock", none)
-    left, mine = tmp_path / f"{FOLDER_PREFIX}left", tmp_path / f"{FOLDER_PREFIX}mine"
-    left.mkdir()
+    left, mine = left_behind(on_this_machine(tmp_path, "left")), left_behind(on_this_machine(tmp_path, "mine"))
     with scratch({}, str(mine)):
-        assert left.exists() and mine.exists()
+        assert left.exists() and list(mine.iterdir()) == []
     assert left.exists() and not mine.exists()
+
+
+def test_a_living_engines_folder_is_not_given_to_another_one(tmp_path: Path) -> None:
+    """Two engines of one name and port: in two namespaces of a node, say."""
+    folder = on_this_machine(tmp_path, "decode-0")
+    first = claim(str(folder))
+    (folder / "a.bin").write_text("x")
+    with pytest.raises(
+        UsageError, match=f"^--kv-disk-folder {tmp_path}: another engine has {folder}: .*--name or --po"
+    ):
+        claim(str(folder), wait_max_s=0.0)
+    assert (folder / "a.bin").exists()
+    os.close(first)
+    os.close(claim(str(folder), wait_max_s=0.0))
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_is_removed_while_it_is_claimed_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine beside it removes it as one that was left behind, between two steps of this one."""
+    folder, flock = left_behind(on_this_machine(tmp_path, "mine")), fcntl.flock
+    steps = [lambda: shutil.rmtree(folder), lambda: folder.rename(tmp_path / "old"), lambda: None]
+
+    def removed_before(*what: int) -> None:
+        steps.pop(0)()
+        flock(*what)
+
+    monkeypatch.setattr("engine.vllm.tier_folder.fcntl.flock", removed_before)
+    held = claim(str(folder), wait_max_s=5.0)
+    assert leads_to(str(folder), held) and steps == []
+    os.close(held)
+
+
+def test_a_folder_that_was_made_again_meanwhile_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock is of the folder that the path led to before."""
+    other, flock = left_behind(on_this_machine(tmp_path, "other")), fcntl.flock
+
+    def made_again(*what: int) -> None:
+        flock(*what)
+        other.rename(tmp_path / "old")
+        left_behind(other)
+
+    monkeypatch.setattr("engine.vllm.tier_folder.fcntl.flock", made_again)
+    remove_left(str(on_this_machine(tmp_path, "mine")))
+    assert (other / "deep" / "a.bin").exists()
+
+
+def test_each_of_three_engines_that_start_at_once_has_its_folder(tmp_path: Path) -> None:
+    folders = [on_this_machine(tmp_path, name) for name in "abc"]
+
+    def start(folder: Path) -> int:
+        held = claim(str(folder))
+        remove_left(str(folder))
+        return held
+
+    with ThreadPoolExecutor(3) as threads:
+        for _ in range(40):
+            for folder in folders:
+                left_behind(folder)
+            held = list(threads.map(start, folders))
+            found = [leads_to(str(folder), each) for folder, each in zip(folders, held, strict=True)]
+            for folder, each in zip(folders, held, strict=True):
+                remove(str(folder), each)
+                os.close(each)
+            assert found == [True] * 3
+
+
+def test_a_killed_agents_keeper_does_not_remove_what_the_next_start_has(tmp_path: Path) -> None:
+    """The agent holds the folder no more, and its keeper does so until it has removed it."""
+    folder = on_this_machine(tmp_path, "mine")
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+    agent = scratch({**os.environ, "TMPDIR": str(tmp_path / "none")}, str(folder))
+    env = agent.__enter__()
+    words = [sys.executable, "-I", "-S", keeper.__file__, sys.executable, "-c", stubborn]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, env=env, pass_fds=agent.descriptors) as kept:
+        assert kept.stdin is not None and kept.stdout is not None and kept.stdout.readline() == b"up\n"
+        for each in agent.descriptors:
+            os.close(each)
+        kept.stdin.close()  # as the kernel does at the agent's end
+        with pytest.raises(UsageError, match="another engine has"):
+            claim(str(folder), wait_max_s=0.0)
+        held = claim(str(folder))
+        (folder / "a.bin").write_text("x")
+    assert (folder / "a.bin").exists() and leads_to(str(folder), held)
+    os.close(held)
 
 
 async def test_no_other_folder_is_ever_emptied(tmp_path: Path) -> None:

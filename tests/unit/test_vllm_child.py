@@ -22,9 +22,12 @@ from cluster.ids import InstanceId
 from cluster.instance import Role
 from engine.vllm import canary, child, core_watch
 from engine.vllm.child import EngineChange, EngineProcess, session_of
+from engine.vllm.keeper import descendants
 from engine.vllm.probe import Probe, Unwell
 from engine.vllm.spec import EngineSpec
 from engine.vllm.supervise import EngineState, SuperviseLimits
+from engine.vllm.tier_folder import claim
+from engine.vllm.tiers import Tiers
 from engine.vllm.turns import StartTurns
 
 pytestmark = pytest.mark.sockets
@@ -79,6 +82,7 @@ class Engine:
         source: str = SERVER,
         rules: SuperviseLimits = RULES,
         turns: StartTurns | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -91,6 +95,7 @@ class Engine:
             device="gpu",
             port=self.port,
             side_channel_port=1,
+            tiers=tiers,
         )
         self.changes: list[EngineChange] = []
         self.news = asyncio.Event()
@@ -497,6 +502,34 @@ async def test_an_engine_whose_agent_has_no_thread_for_a_moment_becomes_ready(
     async with running(engine):
         await engine.wait_for(EngineState.READY)
     assert (failed, engine.states[:2]) == (2, ["starting", "ready"])
+
+
+def open_files(pid: int) -> set[str]:
+    return {os.path.realpath(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+async def test_the_keeper_holds_the_folder_of_a_tier_and_its_command_does_not(tmp_path: Path) -> None:
+    folder = tmp_path / "kv" / "baton-kv-e-0"
+    engine = Engine(tmp_path, tiers=Tiers(host_bytes=1, disk_bytes=1, folder=str(folder)))
+    async with running(engine):
+        await engine.wait_for(EngineState.READY)
+        pid = keeper_of(engine)
+        assert str(folder) in open_files(pid)
+        (command,) = descendants(pid)
+        assert open_files(command) and str(folder) not in open_files(command)
+    assert not folder.exists()
+
+
+async def test_an_engine_whose_folder_another_one_has_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.vllm.tier_folder.WAIT_MAX_S", 0.1)
+    folder = tmp_path / "kv" / "baton-kv-e-0"
+    held = claim(str(folder))
+    (folder / "a.bin").touch()
+    engine = Engine(tmp_path, tiers=Tiers(host_bytes=1, disk_bytes=1, folder=str(folder)))
+    with pytest.raises(EngineFailed, match=f"^--kv-disk-folder {tmp_path}/kv: another engine has {folder}: name ano"):
+        await engine.process.run()
+    assert (folder / "a.bin").exists()
+    os.close(held)
 
 
 def turns(folder: Path, name: str) -> StartTurns:

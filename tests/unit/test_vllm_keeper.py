@@ -276,7 +276,7 @@ def test_the_scratch_folder_is_removed_after_the_command(
     source = "import os; print(os.environ.get('BATON_SCRATCH'), flush=True)"
     source += "; open(os.environ['TMPDIR'] + '/deep/file', 'w')"
     source += "; os.kill(os.getpid(), 9)" if how == "it is killed" else ""
-    keep(*python(source), BATON_SCRATCH=json.dumps([str(folder)]), TMPDIR=str(folder)).wait(LIMIT_S)
+    keep(*python(source), BATON_SCRATCH=json.dumps({str(folder): None}), TMPDIR=str(folder)).wait(LIMIT_S)
     assert (tmp_path / "log").read_text() == "None\n", "the keeper removes the variable from its command's environment"
     assert not folder.exists()
 
@@ -298,7 +298,7 @@ def test_of_a_path_with_any_sign_nothing_else_is_removed(
             assert list(below.iterdir()) == [], "its own folder is gone"
 
 
-@pytest.mark.parametrize("told", ["/tmp/ours", '["FOLDER/home"]', '"FOLDER/baton-engine-x"', "[7]", "{"])
+@pytest.mark.parametrize("told", ["/tmp/ours", '{"FOLDER/home": null}', '["FOLDER/baton-engine-x"]', "7", "{"])
 def test_no_folder_is_removed_that_is_not_batons(
     keep: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, told: str
 ) -> None:
@@ -329,7 +329,7 @@ def test_a_nested_keeper_removes_its_own_scratch_folder(
     below = tmp_path / "baton-engine-below"
     below.mkdir()
     words = [*python(NESTED), str(Path(keeper_module.__file__)), *python(SHARING, str(tmp_path))]
-    process = keep(*words, SCRATCH_BELOW=json.dumps([str(below)]))
+    process = keep(*words, SCRATCH_BELOW=json.dumps({str(below): None}))
     pid, shared = shared_in(tmp_path)
     assert process.stdin is not None
     process.stdin.close()

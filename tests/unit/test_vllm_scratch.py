@@ -35,7 +35,12 @@ async def test_only_the_sockets_variable_points_to_the_new_folder() -> None:
             folder = Path(env[SOCKETS])
             assert folder.parent == Path(base)
             assert private(folder)
-            assert env == {"A": "b", "TMPDIR": base, SOCKETS: str(folder), "BATON_SCRATCH": json.dumps([str(folder)])}
+            assert env == {
+                "A": "b",
+                "TMPDIR": base,
+                SOCKETS: str(folder),
+                "BATON_SCRATCH": json.dumps({str(folder): None}),
+            }
             (folder / NAME).touch()
         assert not private(folder), "it is gone"
 
