@@ -53,8 +53,9 @@ SET_BY_BATON = {
 DEFAULTED = frozenset({"allowed-media-domains"})
 """Flags with a default of Baton's own that users may well replace: a file that sets them gets no warning."""
 
-SECRET = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
-"""Flags whose value is a secret, and the environment variable that keeps it out of the process list."""
+SECRET = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN", "watermark-config": ""}
+"""Flags whose value is a secret, and the environment variable that keeps it out of the process list; empty: vLLM reads
+none."""
 
 ENV_SET_BY_BATON = {
     "CUDA_VISIBLE_DEVICES": "remove it: each instance is given GPUs of its own",
@@ -102,6 +103,11 @@ _SECRET_WORDS = frozenset("auth credential credentials key keys passwd password 
 def normal(flag: str) -> str:
     """``--max_model_len`` -> ``max-model-len``, as vLLM's parser reads it."""
     return flag.lstrip("-").replace("_", "-")
+
+
+def is_secret_flag(flag: str) -> bool:
+    """Whether the flag's value is a secret, or the flag is for a field of one (`watermark-config.key`)."""
+    return normal(flag).partition(".")[0] in SECRET
 
 
 def given(engine_args: Mapping[str, Any], flag: str) -> tuple[str, Any]:

@@ -99,7 +99,7 @@ def is_secret(path: FieldPath) -> bool:
     """Whether the value at `path` is a secret by its name, which no output may show."""
     name = str(path[-1]) if path else ""
     if "engine_args" in path[:-1]:
-        return flags.normal(name) in flags.SECRET
+        return flags.is_secret_flag(name)
     return bool(_SECRET_PARENTS & set(path[:-1])) and flags.is_secret_name(name)
 
 

@@ -196,9 +196,11 @@ def _flag(pool: Pool, path: FieldPath, name: str, value: Any) -> Iterator[Findin
             percent = flag == flags.MEMORY and type(value) in {int, float} and 1 < value <= 100
             fix = f"write `{name}: {value / 100:g}`" if percent else "write such a number, or leave it out"
             yield Finding(path=path, message=message, fix=fix)
-    elif flag in flags.SECRET:
-        variable = flags.SECRET[flag]
+    elif flags.is_secret_flag(name):
+        variable = flags.SECRET[flag.partition(".")[0]]
         fix = f"remove it; keep the secret in a file of its own, and set {variable} from it where `baton up` runs"
+        if not variable:
+            fix = "remove it, or let nobody else read this file and the process list"
         message = "a secret: every reader of this file or of the process list has it"
         yield Finding(path=path, message=message, fix=fix, severity=Severity.WARNING, value="***")
     elif flag in flags.SET_BY_BATON:

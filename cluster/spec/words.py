@@ -114,9 +114,7 @@ def _details(pool: Pool) -> Iterator[str]:
     if said := ", ".join(f"{kind} parallel {size}" for kind, size in parallel if size > 1):
         yield said
     if pool.engine_args:
-        shown_args = {
-            name: "***" if flags.normal(name) in flags.SECRET else value for name, value in pool.engine_args.items()
-        }
+        shown_args = {name: "***" if flags.is_secret_flag(name) else value for name, value in pool.engine_args.items()}
         yield f"vLLM flags: {' '.join(flags.words(shown_args))}"
     kept = flags.given(pool.engine_args, "kv-cache-dtype")[1]
     if isinstance(kept, str) and kept not in _WHOLE_CACHES:

@@ -59,8 +59,8 @@ REDIRECTS = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
 
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer", Role.BOTH: "kv_both"}
 
-SECRET_FLAGS = frozenset({"--api-key", "--hf-token"})
-"""Flags whose values are kept out of logs."""
+SECRET_FLAGS = frozenset({"--api-key", "--hf-token", "--watermark-config"})
+"""Flags whose values are kept out of logs, as those of their fields are (`--watermark-config.key`)."""
 
 
 def command(spec: EngineSpec) -> list[str]:
@@ -200,7 +200,7 @@ def printable(argv: Sequence[str]) -> list[str]:
     hide = False
     for arg in argv:
         name, equals, _ = arg.partition("=")
-        secret = name.replace("_", "-") in SECRET_FLAGS
+        secret = name.partition(".")[0].replace("_", "-") in SECRET_FLAGS
         if arg.startswith("-"):
             hide = secret and not equals  # `--api-key` takes several values: all up to the next flag
             shown.append(f"{name}=***" if secret and equals else arg)

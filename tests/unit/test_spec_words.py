@@ -45,11 +45,12 @@ def test_the_explanation_as_json_has_the_same_parts() -> None:
 
 def test_the_explanation_hides_secrets() -> None:
     text = """
-models: [{name: m, pools: {both: {engine_args: {api-key: sk-1}, env: {HF_TOKEN: hf_1, A: b}}}}]
+models: [{name: m, pools: {both: {engine_args: {api-key: sk-1, watermark-config.key: sk-2},
+  env: {HF_TOKEN: hf_1, A: b}}}}]
 registry: {url: "rediss://user:s3cret@redis:6379"}
 """
     told = as_text(explain(parse(text, "f")))
-    assert not re.search(r"sk-1|hf_1|s3cret", told)
+    assert not re.search(r"sk-1|sk-2|hf_1|s3cret", told)
     assert "HF_TOKEN=*** A=b" in told
     assert "rediss://redis:6379" in told
 

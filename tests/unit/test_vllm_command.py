@@ -363,6 +363,15 @@ def test_keys_stay_out_of_the_argument_list_and_out_of_logs() -> None:
     assert shown == ["x", "--api-key", "***", "***", "--seed", "3", "--hf_token=***"]
 
 
+def test_the_key_of_a_watermark_is_in_no_log() -> None:
+    """vLLM takes it as JSON, or as one flag for each of its fields."""
+    config = '{"key": "k1"}'
+    assert printable(["--watermark-config", config, "--seed", "3"]) == ["--watermark-config", "***", "--seed", "3"]
+    assert printable([f"--watermark_config={config}"]) == ["--watermark_config=***"]
+    assert printable(["--watermark-config.key", "k1"]) == ["--watermark-config.key", "***"]
+    assert printable(["--watermark_config.key=k1"]) == ["--watermark_config.key=***"]
+
+
 def test_probes_use_the_key_the_engine_asks_for() -> None:
     base = {"VLLM_API_KEY": "of-the-environment"}
     assert spec().api_key({}) is None
