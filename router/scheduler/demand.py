@@ -7,11 +7,10 @@ thousands with hundreds of tenants must not be sent every second.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from cluster.credits import NAME_BYTES_MAX, PLACES_BYTES_MAX, POOLS_MAX, TenantDemand, largest
+from cluster.credits import NAME_BYTES_MAX, PLACES_BYTES_MAX, POOLS_MAX, TenantDemand, largest, whole
 from cluster.flow import NAME_CHARS_MAX, OTHERS, SERIES_MAX, Backlog
 from cluster.ids import InstanceId
 from cluster.instance import Role
@@ -113,31 +112,52 @@ def _waiting(scheduler: Scheduler) -> dict[_Pool, dict[str, int]]:
 
 
 def _running(scheduler: Scheduler) -> dict[_Pool, dict[str, int]]:
-    """Legs in flight. Prefill legs are not recorded by tenant: they are divided as the places of answers are."""
+    """Legs in flight. Prefill legs are not recorded by tenant.
+
+    A pool's prefill legs are divided as the places of its model's answers are, or as those of all answers where its
+    model has none. The parts add up to the pool's legs.
+    """
     found: dict[_Pool, dict[str, int]] = {}
     unnamed: dict[_Pool, int] = {}
     at: dict[InstanceId, int] = {}
-    of: dict[str, int] = {}
+    answers: dict[str, dict[str, int]] = {}
+    """Places of answers, by model and tenant."""
     view = scheduler.view
     for (name, tenant), legs in scheduler.legs.placed.items():
         if not view.knows(name):
             continue
         seen = view.get(name)
-        role = Role.PREFILL if seen.role is Role.PREFILL else Role.DECODE
-        tenants = found.setdefault((role, _model(seen.models)), {})
-        tenants[tenant] = tenants.get(tenant, 0) + legs
-        at[name], of[tenant] = at.get(name, 0) + legs, of.get(tenant, 0) + legs
+        role, model = Role.PREFILL if seen.role is Role.PREFILL else Role.DECODE, _model(seen.models)
+        for tenants in (found.setdefault((role, model), {}), answers.setdefault(model, {})):
+            tenants[tenant] = tenants.get(tenant, 0) + legs
+        at[name] = at.get(name, 0) + legs
     for seen in view.all():
         legs = seen.inflight - at.get(seen.id, 0)
         if legs > 0:
             pool = (Role.PREFILL if seen.role.prefills else Role.DECODE, _model(seen.models))
             unnamed[pool] = unnamed.get(pool, 0) + legs
-    whole = sum(of.values())
+    everywhere = _together(answers.values()) or {"": 1}
     for pool, legs in unnamed.items():
         tenants = found.setdefault(pool, {})
-        for tenant, part in (of if whole else {"": 1}).items():
-            tenants[tenant] = tenants.get(tenant, 0) + math.ceil(legs * part / max(1, whole))
+        for tenant, part in _divided(legs, answers.get(pool[1], everywhere)).items():
+            tenants[tenant] = tenants.get(tenant, 0) + part
     return found
+
+
+def _together(several: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for tenants in several:
+        for tenant, count in tenants.items():
+            found[tenant] = found.get(tenant, 0) + count
+    return found
+
+
+def _divided(legs: int, tenants: Mapping[str, int]) -> dict[str, int]:
+    """The legs by tenant, in proportion to these counts: whole numbers that add up to `legs`. Of equal remainders the
+    first names get a leg more.
+    """
+    counted = sum(tenants.values())
+    return whole(legs, {tenant: legs * count / counted for tenant, count in tenants.items()}, sorted(tenants))
 
 
 def _model(names: tuple[str, ...]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cluster.credits import OTHERS, PLACES_BYTES_MAX, TENANTS_MAX, TenantDemand, largest
+import pytest
+
+from cluster.credits import OTHERS, PLACES_BYTES_MAX, TENANTS_MAX, TenantDemand, largest, share_out
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from cluster.registry.membership import HEARTBEAT_BYTES_MAX, Heartbeat, MemberKind, decode, encode
@@ -49,6 +51,46 @@ def test_demand_is_what_runs_and_what_waits_by_tenant() -> None:
     here.leg_ended(InstanceId("p"))
     here.finish(first, 0.0)
     assert [each.tenants.get("acme") for each in demands(here)] == [None, None]
+
+
+def running(at: Scheduler, role: Role, model: str = "m") -> dict[str, int]:
+    """What it announces of one pool, by tenant."""
+    (pool,) = (each for each in demands(at) if (each.role, each.model) == (role, model))
+    return {tenant: legs for tenant, (legs, _) in pool.tenants.items()}
+
+
+@pytest.mark.parametrize("legs", [1, 7, 30, 31])
+def test_prefill_legs_are_announced_once_however_many_tenants_have_answers(legs: int) -> None:
+    """Before, each tenant with an answer was announced a leg at least, and another router lost its credits by it."""
+    here = scheduler(places=500)
+    for number in range(30):
+        for _ in range(1 + number % 3):
+            here.legs.takes_place(InstanceId("d"), f"t{number}")
+    for _ in range(legs):
+        here.view.leg_started(InstanceId("p"))
+    said = running(here, Role.PREFILL)
+    assert sum(said.values()) == legs
+    assert said == running(here, Role.PREFILL)
+    if legs == 1:
+        assert share_out(32, {"r1": said, "r2": {"acme": 20}}, {}) == {"r1": 6, "r2": 26}
+    assert sum(running(here, Role.DECODE).values()) == 60
+
+
+def test_prefill_legs_are_announced_for_the_tenants_of_their_model() -> None:
+    here = scheduler(places=500)
+    for name, role in (("p2", Role.PREFILL), ("d2", Role.DECODE), ("p3", Role.PREFILL)):
+        here.view.add(Instance(id=InstanceId(name), role=role, url=f"http://{name}"))
+        here.view.seen(InstanceId(name), ({"id": "m2" if name != "p3" else "m3"},), Load())
+    for tenant, times in (("acme", 3), ("bolt", 1)):
+        for _ in range(times):
+            here.legs.takes_place(InstanceId("d"), tenant)
+    here.legs.takes_place(InstanceId("d2"), "cave")
+    for name in ("p", "p2", "p3"):
+        for _ in range(5):
+            here.view.leg_started(InstanceId(name))
+    assert running(here, Role.PREFILL) == {"acme": 4, "bolt": 1}
+    assert running(here, Role.PREFILL, "m2") == {"cave": 5}
+    assert running(here, Role.PREFILL, "m3") == {"acme": 3, "bolt": 1, "cave": 1}, "no answer of it: as all answers are"
 
 
 def test_places_are_counted_once_and_given_back() -> None:
