@@ -103,7 +103,7 @@ class Admission:
         promptly = PROMPTLY
         if wanted.sheds:
             promptly = fleet.inflight.first_margins.of(wanted.ttft_ms)
-        lead_ms += self.saturation.pause_ms + (1 - promptly) * wanted.ttft_ms
+        lead_ms += self.saturation.pause_ms(wanted) + (1 - promptly) * wanted.ttft_ms
         self._line.enter(context, wanted, work_ms, lead_ms)
         calls: tuple[object, ...] = ()
         sure = len(rows) and fleet.inflight.step_model.sure(rows)
@@ -126,7 +126,7 @@ class Admission:
         if wanted.ttft_ms and not wanted.late:
             self._line.given_up.add(wanted.prompt_tokens, gone=False)
             pause_ms = context.ttft_ms - prices.ttft_at(row)
-            self.saturation.took_in_time(prompt_ms, pause_ms, wanted.now)
+            self.saturation.took_in_time(wanted, prompt_ms, pause_ms)
         self.leave_lane(context)  # that of an earlier prefill leg, which was silent
         if wanted.late:
             context.lane = row

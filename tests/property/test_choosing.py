@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.plain_prices import Plain, choose
 
 from cluster.ids import InstanceId
@@ -106,7 +107,7 @@ class Scene:
         if wanted.late and self.saturation is not None:
             self.saturation.took(self.view.get(prefill).row)
         elif self.saturation is not None:
-            self.saturation.took_in_time(rng.choice([0.0, 100.0, 5000.0]), 0.0, self.now)
+            self.saturation.took_in_time(replace(wanted, now=self.now), rng.choice([0.0, 100.0, 5000.0]), 0.0)
         self.placed.append((expected, wanted))
         if rng.random() < 0.8:
             self.placements.prompt_over(*rng.choice(self.placed), self.now, done=True)

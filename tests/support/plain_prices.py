@@ -174,7 +174,7 @@ class Plain:
                 found.open &= bool(soon or (told and not wanted.sheds and together <= ONE_STEP_TOKENS))
                 ready = self.fleet.ready_for(wanted)
                 taken = [at for at, count in saturation._late.items() if count and at in ready.any]
-                if wanted.late and len(taken) >= saturation._lanes(wanted.now, len(ready.any), len(ready.prefills)):
+                if wanted.late and len(taken) >= saturation._lanes(wanted, len(ready.any), len(ready.prefills)):
                     found.open &= row in taken
             own_ms = wanted.tpot_ms or math.inf
             alone_ms = step_model.rows[row].floor_least + longer

@@ -10,8 +10,9 @@ from cluster.instance import Instance, Load, Role
 from router.core.values import Wanted
 from router.fleet.view import FleetView
 from router.scheduler.flow_control.aged_share import AGED_SHARE
+from router.scheduler.flow_control.in_time import IN_TIME_S, PLACES_MAX, PlacesInTime
 from router.scheduler.flow_control.queue import AGING_S_MIN, FAIR_MS, FlowControlQueue
-from router.scheduler.flow_control.saturation import AHEAD_MS, IN_TIME_S, IN_TIME_SPARE, SaturationDetector
+from router.scheduler.flow_control.saturation import AHEAD_MS, IN_TIME_SPARE, SaturationDetector
 
 ANY = Wanted(model="m", hand_over=True, prompt_tokens=1000, ttft_ms=500.0)
 
@@ -294,6 +295,11 @@ def prefills(*models: str) -> FleetView:
     return view
 
 
+def in_time(model: str, now: float = 0.0, whose: str = "") -> Wanted:
+    """A request that can be in time."""
+    return Wanted(model=model, hand_over=True, ttft_ms=500.0, now=now, whose=whose)
+
+
 def lanes(saturation: SaturationDetector, now: float, servers: int = 8) -> int:
     """How many instances of this fleet take late prompts, one after the other."""
     late, fleet = Wanted(model="m", hand_over=True, ttft_ms=500.0, late=True, now=now), prefills(*["m"] * servers)
@@ -306,30 +312,55 @@ def lanes(saturation: SaturationDetector, now: float, servers: int = 8) -> int:
 
 def test_a_late_prompt_of_one_model_takes_no_lane_of_another() -> None:
     fleet, saturation = prefills("a", "b").all(), SaturationDetector(FlowControlQueue())
-    saturation.took_in_time(1e6, 0.0, 0.0)
     late = Wanted(model="a", hand_over=True, ttft_ms=500.0, late=True)
+    for model in ("a", "b"):
+        saturation.took_in_time(replace(late, model=model), 1e6, 0.0)
     saturation.took(0)
     assert saturation.lanes(late, fleet) == [0]
     assert saturation.lanes(replace(late, model="b"), fleet) is None
+
+
+def test_a_busy_model_keeps_no_instance_of_another_from_late_prompts() -> None:
+    """Before, the work of all models kept instances of each: four idle ones took one late prompt at a time."""
+    saturation = SaturationDetector(FlowControlQueue())
+    for busy in (in_time("a", 100.0), in_time("m", 100.0, whose="ann")):
+        saturation.took_in_time(busy, 1e6, 70.0)
+    assert lanes(saturation, 100.0, servers=4) == 4
+    saturation.took_in_time(in_time("m", 100.0), 1e6, 0.0)
+    for row in range(4):
+        saturation.gave_back(row)
+    assert lanes(saturation, 100.0, servers=4) == 1
+    assert saturation.pause_ms(in_time("a")) == pytest.approx(7.0)
+    assert saturation.pause_ms(in_time("m")) == 0.0, "its hand-overs delay no first token"
+
+
+def test_places_of_prompts_in_time_are_bounded() -> None:
+    places = PlacesInTime()
+    for number in range(PLACES_MAX):
+        places.took(number, 1000.0, 10.0, 0.0)
+    places.took(0, 1000.0, 10.0, 0.0)
+    places.took("new", 1000.0, 10.0, 0.0)
+    known = [place for place in (*range(PLACES_MAX), "new") if places.of(place).pause_ms]
+    assert known == [0, *range(2, PLACES_MAX), "new"], "that without a prompt for longest is forgotten"
 
 
 def test_late_prompts_have_every_instance_that_prompts_in_time_do_not_need() -> None:
     assert lanes(SaturationDetector(FlowControlQueue()), 0.0) == 8
     busy = SaturationDetector(FlowControlQueue())
     for at in range(200):  # prompts that keep two instances busy, for ten times `IN_TIME_S`
-        busy.took_in_time(2000.0 * IN_TIME_S / 20, 0.0, at * IN_TIME_S / 20)
+        busy.took_in_time(in_time("m", at * IN_TIME_S / 20), 2000.0 * IN_TIME_S / 20, 0.0)
     assert lanes(busy, 10 * IN_TIME_S) == 8 - math.ceil(2 * IN_TIME_SPARE)
 
 
 def test_a_quarter_is_left_to_late_prompts_and_more_as_prompts_in_time_stay_away() -> None:
     for after_s, free in ((0.0, 2), (30 * IN_TIME_S, 8)):
         saturation = SaturationDetector(FlowControlQueue())
-        saturation.took_in_time(1e6, 0.0, 100.0)
+        saturation.took_in_time(in_time("m", 100.0), 1e6, 0.0)
         assert lanes(saturation, 100.0 + after_s) == free
 
 
 def test_requests_in_time_may_go_anywhere() -> None:
     saturation = SaturationDetector(FlowControlQueue())
-    saturation.took_in_time(1e6, 0.0, 0.0)
+    saturation.took_in_time(in_time("m"), 1e6, 0.0)
     saturation.took(0)
     assert saturation.lanes(Wanted(model="m", hand_over=True, ttft_ms=500.0), prefills("m", "m").all()) is None

@@ -433,7 +433,8 @@ def test_a_late_prompt_whose_instance_is_silent_leaves_its_lane() -> None:
     """
     here = hands_over(2)
     assert here.admission is not None
-    here.admission.saturation.took_in_time(1e6, 0.0, LATE_S)  # prompts in time keep all but one lane
+    busy = replace(WANTED, now=LATE_S)
+    here.admission.saturation.took_in_time(busy, 1e6, 0.0)  # prompts in time keep all but one lane
     context = SchedulingContext(WANTED, Promise(ttft_ms=1000))
     first = here.choose(context, ASK, LATE_S)[0].prefill
     assert first is not None and context.late and in_lanes(here) == 1

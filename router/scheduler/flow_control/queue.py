@@ -41,7 +41,7 @@ SMALL_OCTAVE: Final = 13
 tens of thousands at least."""
 
 
-_Place = tuple[str | None, str]
+Place = tuple[str | None, str]
 """A model, and the tenant for which its instances are reserved (`Wanted.whose`)."""
 
 
@@ -81,7 +81,7 @@ class _Waiter:
         return 1.0 / self.ttft_ms if self.ttft_ms and not self.late else 0.0
 
     @property
-    def waits_for(self) -> _Place:
+    def waits_for(self) -> Place:
         """Requests of one model that may use the same instances wait for each other."""
         return (self.model, self.whose)
 
@@ -160,7 +160,7 @@ class FlowControlQueue:
             return
         number = known.number if known is not None else self._next()
         tried, again = self._called.get(request), request in self._again
-        self._rates.entered(_place(wanted), wanted.now)
+        self._rates.entered(place_of(wanted), wanted.now)
         self._remove(request)
         target_s = wanted.ttft_ms / 1000.0 if wanted.ttft_ms else PATIENCE_S
         due = wanted.arrived + target_s - (work_ms + lead_ms) / 1000.0
@@ -194,7 +194,7 @@ class FlowControlQueue:
 
     def urgency(self, request: object, wanted: Wanted) -> float:
         """The number of other requests for the same place that a delay of a millisecond is expected to make late."""
-        place, own = _place(wanted), self._entries.get(request)
+        place, own = place_of(wanted), self._entries.get(request)
         total = self._urgency.of(place)
         return total if own is None or own.waits_for != place else max(0.0, total - own.urgency)
 
@@ -299,13 +299,13 @@ class FlowControlQueue:
     def took(self, wanted: Wanted, work_ms: float) -> None:
         """The fleet has taken this prompt: update the rate, if others wait, and the share of aged requests."""
         self._aged.took(work_ms, late=wanted.late)
-        self._rates.took(_place(wanted), work_ms, wanted.now)
+        self._rates.took(place_of(wanted), work_ms, wanted.now)
 
     def drains_s(self, wanted: Wanted, servers: float) -> float:
         """The seconds until all requests that wait for the same instances as this one would be served. `servers`: see
         `hopeless`.
         """
-        place = _place(wanted)
+        place = place_of(wanted)
         if not self._rates.waiting(place):
             return 0.0
         work_ms = sum(entry.work_ms for entry in self._entries.values() if entry.waits_for == place)
@@ -319,7 +319,7 @@ class FlowControlQueue:
             wanted: what one of them wants. Only requests that wait for the same instances are judged.
             servers: the instances that may compute their prompts; of several routers, this one's part of them.
         """
-        now, place = wanted.now, _place(wanted)
+        now, place = wanted.now, place_of(wanted)
         rate = self._rates.of(place, servers)
         waiting = sorted(
             (
@@ -375,5 +375,6 @@ def _kind(wanted: Wanted) -> Hashable:
     return (wanted.kind, bool(wanted.ttft_ms), wanted.sheds, octave)
 
 
-def _place(wanted: Wanted) -> _Place:
+def place_of(wanted: Wanted) -> Place:
+    """What the request waits for: requests of one place wait for each other."""
     return (wanted.model, wanted.whose)

@@ -14,7 +14,8 @@ from typing import Final
 
 from router.core.values import Wanted
 from router.fleet.snapshot import FleetSnapshot
-from router.scheduler.flow_control.queue import FlowControlQueue
+from router.scheduler.flow_control.in_time import PlacesInTime
+from router.scheduler.flow_control.queue import FlowControlQueue, place_of
 from router.scheduler.scoring.figures import Saturation, any_step_room
 
 AHEAD_MS: Final = 10.0
@@ -28,15 +29,8 @@ another. More may, where prompts that can be in time leave them idle."""
 IN_TIME_SPARE: Final = 1.5
 """Instances kept for prompts that can be in time, over those that such prompts have kept busy: they come in bursts."""
 
-IN_TIME_S: Final = 5.0
-"""The time over which the instances that such prompts keep busy are averaged."""
-
 IN_TIME_LEAST: Final = 0.05
 """A smaller part of an instance's time keeps no instance for prompts in time."""
-
-
-PAUSE_RATE: Final = 0.1
-"""The weight of one hand-over in their mean pause."""
 
 
 def servers_for(wanted: Wanted, fleet: FleetSnapshot) -> float:
@@ -52,12 +46,7 @@ class SaturationDetector(Saturation):
         self._line: Final = line
         self._late: Final[dict[int, int]] = {}
         """Late prompts by row."""
-        self._in_time_ms = 0.0
-        """Milliseconds of prompts placed in time, of the last `IN_TIME_S`: older ones fade."""
-        self._in_time_at = 0.0
-        self.pause_ms = 0.0
-        """The predicted delay of first tokens by hand-overs, in ms: the mean over recent prompts placed in time. 0
-        where first tokens come from the instances that compute prompts."""
+        self._in_time: Final = PlacesInTime()
 
     def opens_until_ms(self, wanted: Wanted) -> float:
         """The time in ms up to which a row may open (`RowLoad.opens`) so that the prompt would be computed there at
@@ -72,16 +61,13 @@ class SaturationDetector(Saturation):
         ready = fleet.ready_for(wanted)
         own = set(ready.any.tolist())
         taken = [row for row, count in self._late.items() if count and row in own]
-        return taken if len(taken) >= self._lanes(wanted.now, len(own), len(ready.prefills)) else None
+        return taken if len(taken) >= self._lanes(wanted, len(own), len(ready.prefills)) else None
 
-    def _lanes(self, now: float, servers: int, prefills: int) -> int:
+    def _lanes(self, wanted: Wanted, servers: int, prefills: int) -> int:
         """The number of instances that may compute late prompts at a time."""
-        busy = self._in_time_ms * self._faded(now) / (1000.0 * IN_TIME_S)
+        busy = self._in_time.of(place_of(wanted)).busy(wanted.now)
         kept = math.ceil(IN_TIME_SPARE * busy - IN_TIME_LEAST)
         return max(1, servers // LATE_LANES, prefills - kept)
-
-    def _faded(self, now: float) -> float:
-        return math.exp(min(0.0, self._in_time_at - now) / IN_TIME_S)
 
     @property
     def queue(self) -> int:
@@ -104,13 +90,15 @@ class SaturationDetector(Saturation):
         opens_ms = min([fleet.inflight.opens_ms(rows) for rows in able], default=math.inf)
         return max(now, (opens_ms - AHEAD_MS) / 1000.0)
 
-    def took_in_time(self, prompt_ms: float, pause_ms: float, now: float) -> None:
+    def pause_ms(self, wanted: Wanted) -> float:
+        """The predicted delay of such a request's first token by its hand-over, in ms (`InTime.pause_ms`)."""
+        return self._in_time.of(place_of(wanted)).pause_ms
+
+    def took_in_time(self, wanted: Wanted, prompt_ms: float, pause_ms: float) -> None:
         """A prompt that can be in time is placed: an instance computes it for `prompt_ms`, and its hand-over delays the
         first token by `pause_ms`.
         """
-        self.pause_ms += PAUSE_RATE * (pause_ms - self.pause_ms)
-        self._in_time_ms = self._in_time_ms * self._faded(now) + prompt_ms
-        self._in_time_at = now
+        self._in_time.took(place_of(wanted), prompt_ms, pause_ms, wanted.now)
 
     def took(self, row: int) -> None:
         """A late prompt goes to this row."""
