@@ -88,9 +88,14 @@ class PrefixCacheIndex:
         self._lives = 0
         self._tiered = 0
         """The rows of instances with tiers, as bits."""
+        self._due = False
+        """An instance has joined or left since the index was divided. It is divided again when it is next used: a
+        thousand instances join at once when a router starts."""
 
     def __len__(self) -> int:
         """The number of entries of all instances, never more than `entries_max`."""
+        if self._due:
+            self._share_out()
         return sum(len(held.entries) for held in self._held.values())
 
     def join(self, row: int, capacity_tokens: int, epoch: int) -> None:
@@ -102,19 +107,21 @@ class PrefixCacheIndex:
             self.leave(row)
         self._lives += 1
         self._held[row] = HeldChunks(row, capacity_tokens, epoch, self._lives, self._holders)
-        self._share_out()
+        self._due = True
 
     def leave(self, row: int) -> None:
         """The instance has left; another may get its row."""
         self.cleared(row)
         self._tiered &= ~(1 << row)
         if self._held.pop(row, None) is not None:
-            self._share_out()
+            self._due = True
 
     def match(self, chunks: Sequence[int]) -> Match:
         """Which instances hold how much of a prompt. Costs one look-up for each held chunk, however many instances hold
         it.
         """
+        if self._due:
+            self._share_out()
         levels: list[tuple[int, int]] = []
         alive = -1
         holders = self._holders
@@ -143,11 +150,15 @@ class PrefixCacheIndex:
         held = self._held.get(row)
         if held is None or not tiers:
             return
+        if self._due:
+            self._share_out()
         self._tiered |= 1 << row
         held.keep_in(tiers)
 
     def room(self, row: int) -> int:
         """The number of chunks that an instance may hold; 0: it is unknown."""
+        if self._due:
+            self._share_out()
         held = self._held.get(row)
         return 0 if held is None else held.limit
 
@@ -188,6 +199,8 @@ class PrefixCacheIndex:
         """A prompt goes to this instance, which will hold all of it. None if the instance is unknown. `each`: the
         tokens of one chunk; 0: unknown.
         """
+        if self._due:
+            self._share_out()
         held = self._held.get(row)
         if held is None:
             return None
@@ -247,6 +260,8 @@ class PrefixCacheIndex:
         """
         held = self._held.get(row)
         if held is not None and each > 0:
+            if self._due:
+                self._share_out()
             held.told(chunks, each, tokens, now)
 
     def removed(self, row: int, tokens: int) -> None:
@@ -263,6 +278,7 @@ class PrefixCacheIndex:
 
     def _share_out(self) -> None:
         """Divide the index among instances by their stated capacity."""
+        self._due = False
         whole = sum(held.stated_tokens for held in self._held.values())
         for held in self._held.values():
             held.entries_max = int(self._entries_max * held.stated_tokens / whole) if whole > 0 else 0

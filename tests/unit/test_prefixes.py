@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from router.predict.chunks import CHUNK_BYTES
+from router.predict.held_chunks import HeldChunks
 from router.predict.prefix_cache import PrefixCacheIndex, rows_of
 
 TOKENS = CHUNK_BYTES // 4
@@ -313,3 +314,15 @@ def test_kv_events_forget_what_is_gone_whatever_a_chunk_weighs(prompts: list[tup
     there = sum(index.match(names).chunks_of(0) == len(names) for names, _ in engine.prompts)
     assert there >= 0.9 * len(engine.prompts) - 1
     assert len(held(index, 0)) <= 1.1 * sum(len(names) for names, _ in engine.prompts)
+
+
+def test_a_thousand_instances_that_join_at_once_divide_the_index_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each one that joined, the router that started stood still for seconds."""
+    shrunk: list[HeldChunks] = []
+    monkeypatch.setattr(HeldChunks, "shrink", shrunk.append)
+    index = PrefixCacheIndex(10_000)
+    for row in range(1000):
+        index.join(row, 400_000, 1)
+    assert len(shrunk) == 0
+    assert index.sent(3, (1, 2, 3), 0.0) is not None and index.room(3) == 10
+    assert len(shrunk) == 1000
