@@ -87,8 +87,10 @@ class BookingState(msgspec.Struct, array_like=True, frozen=True):
     pause_ms: _Amount
     """The expected pause between its first and second token, if it is handed over."""
     chunks: _Chunks = ()
-    """Names of its prompt's chunks (`router.predict.chunks`), told once: both instances will hold them in their prefix
-    caches. Empty: they are told already, or router peers have other names."""
+    """Names of its prompt's chunks (`router.predict.chunks`), told first and whenever all bookings are told: both
+    instances will hold them in their prefix caches. Empty: they are told already, or router peers have other names."""
+    chunk_tokens: _Amount = 0.0
+    """The tokens of one of these chunks, told in each state; 0: unknown, so its answer shares no beginning."""
 
 
 class LoadNote(msgspec.Struct, array_like=True, frozen=True):

@@ -84,7 +84,7 @@ class LoadUpdates:
         self._wants[router] = None
 
     def tell_all(self) -> None:
-        """Tell all bookings with the next notes: a peer wants them."""
+        """Tell all bookings with the next notes, with the names of their chunks: a peer wants them."""
         self._all = True
 
     def skip(self) -> None:
@@ -106,6 +106,8 @@ class LoadUpdates:
         states, over = [], []
         for number in [*self._booked] if whole else [*self._changed]:
             told = self._booked[number]
+            if whole:  # who asks has never heard the names, or has lost the note with them
+                told.chunks_told = False
             if _goes_on(told):
                 states.append(self._state(number, told, now))
                 continue
@@ -165,6 +167,7 @@ class LoadUpdates:
             of.tpot_ms if math.isfinite(of.tpot_ms) else 0.0,
             of.pause_ms,
             chunks,
+            0.0 if of.beginnings is None else of.beginnings.chunk_tokens,
         )
 
 

@@ -15,6 +15,7 @@ from router.core.load_notes import BookingState, LoadNote, PromptState
 from router.predict.inflight_load import DUTY_S, REBASE_S, InflightLoad
 from router.predict.inflight_request import OF_A_PEER, InflightRequest
 from router.predict.prefix_cache import PrefixCacheIndex
+from router.predict.shared_beginnings import Beginnings, beginnings, lengths_within
 
 SILENT_S: Final = 2.0
 """Seconds without a note after which a peer's bookings are dropped: the peer is gone, or the registry. What its
@@ -81,8 +82,10 @@ class PeerLoad:
         for number in note.over:  # before the states are booked: they take the answer from its instance
             _leave(prefixes, peer.bookings.get(number), now)
         for state in note.states:
-            self._book(peer, state, now)
-            if prefixes is not None and state.chunks:
+            known = peer.bookings.get(state.number)
+            named = bool(state.chunks) and (known is None or not known.chunks)  # not told again
+            self._book(peer, state, now, prefixes, named=named)
+            if prefixes is not None and named:
                 self._cache(state, prefixes, now)
             if peer.told is not None:
                 peer.told.add(state.number)
@@ -111,19 +114,25 @@ class PeerLoad:
             for number in [*peer.bookings]:
                 self._drop(peer, number, now)
 
-    def _book(self, peer: _Peer, state: BookingState, now: float) -> None:
+    def _book(
+        self, peer: _Peer, state: BookingState, now: float, prefixes: PrefixCacheIndex | None, *, named: bool
+    ) -> None:
+        """`named`: the state has the names of its prompt's chunks, which were not known."""
         booking = peer.bookings.get(state.number)
         if booking is None:
             if len(peer.bookings) >= BOOKINGS_MAX:
                 return
             booking = peer.bookings[state.number] = _booking_of(state)
+        if named:
             booking.chunks = state.chunks
         self._prompt(booking, state, now)
         row = self._row_of.get(state.decode, -1)
         if row < 0:
             self._inflight.answer_over(booking, now)
             return
-        if booking.decode_row != row:
+        if booking.decode_row != row or named:
+            self._inflight.answer_over(booking, now)  # with the beginnings that it was counted with
+            booking.beginnings = _beginnings_of(booking, state.chunk_tokens, prefixes, row)
             self._inflight.answer_placed(booking, row, now)
         if state.opened:
             self._inflight.opened(booking, now)
@@ -166,6 +175,19 @@ def _booking_of(state: BookingState) -> InflightRequest:
     )
     booking.number, booking.pause_ms = OF_A_PEER, state.pause_ms
     return booking
+
+
+def _beginnings_of(
+    booking: InflightRequest, chunk_tokens: float, prefixes: PrefixCacheIndex | None, row: int
+) -> Beginnings | None:
+    """The beginnings of its prompt that other answers on this row may share, as its own router counts them; None: they
+    have no names.
+    """
+    chunks = booking.chunks
+    if not chunks or not chunk_tokens:
+        return None
+    cached = 0 if prefixes is None else prefixes.in_cache(row, chunks, prefixes.match(chunks).chunks_of(row))
+    return Beginnings(beginnings(chunks), lengths_within(cached), chunk_tokens, booking.prompt_tokens)
 
 
 def _leave(prefixes: PrefixCacheIndex | None, booking: InflightRequest | None, now: float) -> None:

@@ -72,17 +72,21 @@ class SharedBeginnings:
     def add(self, of: Beginnings) -> float:
         """One more answer. Returns the tokens of its prompt that others hold, too: what it needs is so much less."""
         brought, named, before = 0.0, 0.0, 0.0
-        of.held.clear()  # it may have had a place on an instance that is gone
+        users, tokens, held = self._uses, self._tokens, of.held
+        held.clear()  # it may have had a place on an instance that is gone
+        each, most, cached = of.chunk_tokens, of.prompt_tokens, of.cached
         for at, name in enumerate(of.names):
-            uses = self._uses.get(name, 0)
-            end = min(LENGTHS[at] * of.chunk_tokens, of.prompt_tokens)
-            if not uses:
-                self._tokens[name] = end - before
-                brought += end - before
-            if not uses or at < of.cached:
-                self._uses[name] = uses + 1
-                of.held.append(name)
-                named += end - before
+            uses = users.get(name, 0)
+            end = LENGTHS[at] * each
+            end = min(end, most)
+            if not uses or at < cached:
+                span = end - before
+                if not uses:
+                    tokens[name] = span
+                    brought += span
+                users[name] = uses + 1
+                held.append(name)
+                named += span
             before = end
         of.named = named
         return named - brought

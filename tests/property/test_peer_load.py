@@ -19,13 +19,24 @@ from router.predict.inflight_request import InflightRequest
 from router.predict.load_updates import LoadUpdates
 from router.predict.peer_load import PeerLoad
 from router.predict.prefix_cache import PrefixCacheIndex
+from router.predict.shared_beginnings import Beginnings, beginnings, lengths_within
 from router.predict.step_model import make_of
 
 MAKE = make_of(costs_of(shipped.models()["meta-llama/Llama-3.1-8B"], gpu_named("H100"), profiles=shipped.profiles()))
 NAMES = ("p", "d")
+EACH = 250
+"""Tokens of a chunk of the prompts, which have one of three texts."""
 
 Step = tuple[float, str, int, int, float, str]
 """Seconds since the step before, the event, the request, its prompt tokens, its target in ms, and the note's fate."""
+
+
+def large_caches() -> PrefixCacheIndex:
+    """Both instances' prefix caches, which evict nothing."""
+    made = PrefixCacheIndex()
+    for row in range(2):
+        made.join(row, 10_000_000, 1)
+    return made
 
 
 class Both:
@@ -36,11 +47,14 @@ class Both:
         for each in (self.here, self.there):
             for row in range(2):
                 each.know(row, MAKE)
-        self.updates = LoadUpdates("a", lambda row, life: NAMES[row] if self.here.rows[row].life == life else "")
-        self.here.updates = self.updates
+        self.updates = self.here.updates = LoadUpdates("a", self.name_of, shares_names=True)
+        self.caches, self.peers_caches = large_caches(), large_caches()
         self.peer = PeerLoad(self.there, {name: row for row, name in enumerate(NAMES)})
         self.open: list[InflightRequest] = []
         self.old: list[LoadNote] = []
+
+    def name_of(self, row: int, life: int) -> str:
+        return NAMES[row] if self.here.rows[row].life == life else ""
 
     def begin(self, now: float, prompt: int, tpot_ms: float, row: int) -> None:
         made = InflightRequest(
@@ -48,7 +62,11 @@ class Both:
             tpot_ms=tpot_ms,
         )  # fmt: skip
         self.here.prompt_placed(made, row, prompt / 40, prompt / 80, now)
+        made.chunks = tuple(range(100 * (prompt % 3), 100 * (prompt % 3) + prompt // EACH))
+        cached = lengths_within(self.caches.match(made.chunks).chunks_of(1))
+        made.beginnings = Beginnings(beginnings(made.chunks), cached, EACH, prompt)
         self.here.answer_placed(made, 1, now)
+        self.caches.sent(1, made.chunks, now)
         self.open.append(made)
 
     def go_on(self, what: str, which: int, now: float) -> None:
@@ -95,7 +113,7 @@ class Both:
 
     def hear(self, note: LoadNote, now: float, *, asks: bool = True) -> None:
         """The peer reads a note. `asks`: the peer's question for all bookings reaches the router."""
-        self.peer.hear(note, now)
+        self.peer.hear(note, now, self.peers_caches)
         if self.peer.to_ask(now) and asks:
             self.updates.tell_all()
 
@@ -222,7 +240,6 @@ def test_a_finished_answer_of_a_peer_has_used_its_place_in_the_prefix_cache() ->
             seen.append(("wrote", row, tokens))
 
     both, seen = Both(), list[Any]()
-    both.updates = both.here.updates = LoadUpdates("a", lambda row, _: NAMES[row], shares_names=True)
     both.begin(1.0, 4000, 50.0, 0)
     both.open[0].chunks = (11, 22)
     prefixes = Recording()
@@ -256,7 +273,7 @@ def test_the_fullest_note_is_read() -> None:
         number=2**53, prefill="p" * 256, prompt=PromptState.WAITS, plain_ms=1e9, prompt_ms=1e9, stall_ms=1e9,
         placed_ago_ms=1e9, ended_ago_ms=1e9, decode="d" * 256, opened=True, prompt_tokens=2**53, mean_tokens=1e9,
         short_tokens=1e9, middle_tokens=1e9, variance=1e9, tpot_ms=1e9, pause_ms=1e9,
-        chunks=(2**64 - 1,) * load_notes.CHUNKS_MAX,
+        chunks=(2**64 - 1,) * load_notes.CHUNKS_MAX, chunk_tokens=1e9,
     )  # fmt: skip
     note = LoadNote("a", 1, (state,) * load_notes.STATES_MAX)
     assert note_of(note_bytes(note)) == note

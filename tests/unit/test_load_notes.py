@@ -17,12 +17,12 @@ NOW = 10_000.0
 STATE = BookingState(
     number=1, prefill="a", prompt=PromptState.WAITS, plain_ms=20.0, prompt_ms=20.0, stall_ms=10.0, placed_ago_ms=1.0,
     ended_ago_ms=1.0, decode="a", opened=True, prompt_tokens=100, mean_tokens=9.0, short_tokens=2.0, middle_tokens=8.0,
-    variance=1.0, tpot_ms=50.0, pause_ms=1.0,
+    variance=1.0, tpot_ms=50.0, pause_ms=1.0, chunks=(7, 8, 7, 9), chunk_tokens=20.0,
 )  # fmt: skip
 LENGTHS = ("short_tokens", "middle_tokens")
 AMOUNTS = (
     "plain_ms", "prompt_ms", "stall_ms", "placed_ago_ms", "ended_ago_ms", "prompt_tokens", "mean_tokens",
-    "variance", "tpot_ms", "pause_ms", *LENGTHS,
+    "variance", "tpot_ms", "pause_ms", "chunk_tokens", *LENGTHS,
 )  # fmt: skip
 
 
