@@ -222,10 +222,11 @@ class Generation:
         promise = promise_of(self.promises, wanted.slo_class)
         if parts.predictor is None:
             return SchedulingContext(wanted, promise), None
-        taken = parts.predictor.take(wanted, request.path, request.body, scope=parts.clients.scope(wanted.tenant))
-        context = SchedulingContext(taken.wanted, promise)
-        context.expected.lengths = taken.lengths
-        return context, taken
+        scope, context = parts.clients.scope(wanted.tenant), parts.view.all().ready_for(wanted).context
+        taken = parts.predictor.take(wanted, request.path, request.body, scope=scope, context=context)
+        made = SchedulingContext(taken.wanted, promise)
+        made.expected.lengths = taken.lengths
+        return made, taken
 
     # -- through aiohttp --
 

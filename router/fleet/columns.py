@@ -295,8 +295,8 @@ class InstanceView:
             return
         before, self.models_json = self.models_json, models
         self.models = tuple(str(entry["id"]) for entry in models if "id" in entry)
-        if [entry.get("parent") for entry in before] != [entry.get("parent") for entry in models]:
-            self._columns.changed()  # a name may mean an adapter now
+        if _told(before) != _told(models):
+            self._columns.changed()  # a name may mean an adapter now, or have another context
 
     @property
     def ready(self) -> bool:
@@ -419,3 +419,8 @@ class InstanceView:
         if self._grant is not None:
             return self._inflight < self._grant
         return self._credits is None or self._inflight < max(1, math.ceil(self._credits / max(1, routers)))
+
+
+def _told(models: tuple[dict[str, object], ...]) -> list[tuple[object, object]]:
+    """What models' names mean, by an engine's list of them: parents of adapters, and lengths of contexts."""
+    return [(entry.get("parent"), entry.get("max_model_len")) for entry in models]

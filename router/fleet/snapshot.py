@@ -40,6 +40,9 @@ class ReadyRows(NamedTuple):
     adapters: Ints | None = None
     """By row, the number of the LoRA adapter that the model's name means there; -1: an unknown one; 0: none. None: the
     name is an adapter on no row."""
+    context: int | None = None
+    """The longest context of these rows for the model's name, in tokens (`InstanceView.context`); None: none reports
+    one."""
 
 
 _UNKNOWN: Final = -1
@@ -311,7 +314,9 @@ class FleetSnapshot(Sequence[InstanceView]):
             prefills, decodes = some[columns.prefills[some]], some[columns.decodes[some]]
             of = {role: some[[self._rows[row].role is role for row in some.tolist()]] for role in Role} if rows else {}
             adapters = self._adapters_of(able, model)
-            found = ReadyRows(some, prefills, decodes, of, adapters=adapters)
+            told = [view.context(model or "") for view in able if model is None or model in view.models]
+            context = max([length for length in told if length is not None], default=None)
+            found = ReadyRows(some, prefills, decodes, of, adapters=adapters, context=context)
             found = found._replace(alike=self.pairing.alike(found))
             if rows:  # do not cache names that no instance serves: clients may send as many as they like
                 self._ready[model, tenant] = found

@@ -3,8 +3,9 @@
 An answer's length is looked up at up to seven levels, from everything to (tenant, model, class, prompt size,
 `max_tokens`, cues). Each level counts by how much it has seen (`router.predict.sketches`); with nothing seen, a prior
 is used. What is learned is the length that the model would have chosen: an answer cut off by `max_tokens` counts as "at
-least that", and the limit is applied at prediction. No prediction is above `max_tokens`, and an answer that ignores the
-end of sequence has exactly that many tokens. Nor is any above `LENGTH_MAX`, whatever a client allows.
+least that", and the limit is applied at prediction. No prediction is above `max_tokens` or what the model's context
+leaves (`room_after`), and an answer that ignores the end of sequence has exactly that many tokens. Nor is any above
+`LENGTH_MAX`, whatever a client allows.
 
 Served quantiles are calibrated online per (tenant, model). If too many answers end above the 0.9 quantile, a higher
 one is served in its place, so that the share of answers below it comes to 0.9 in spite of drift. For that, the quantile
@@ -97,6 +98,9 @@ _SHARES: Final = tuple(_logit(share) for share in SHARES)
 _SIGMAS: Final = 1.2816
 """Standard deviations from a normal's median to its 0.9 quantile."""
 
+_ROOM_BITS: Final = 6
+"""The leading bits that are kept of the room in a model's context."""
+
 _PREDICTED_MAX: Final = 1000
 """The number of predictions kept for later requests with the same key (`_place`)."""
 
@@ -114,6 +118,13 @@ class Features(NamedTuple):
     ignore_eos: bool = False
     cues: int = 0
     """The result of `cues_of`, or 0."""
+    room: int | None = None
+    """The tokens that the model's context leaves to the answer (`room_after`); None: not known."""
+
+    @property
+    def limit(self) -> int:
+        """The most tokens that the answer can have."""
+        return max(1, min([each for each in (LENGTH_MAX, self.max_tokens, self.room) if each is not None]))
 
 
 class Outlook:
@@ -137,7 +148,7 @@ class AnswerLengths:
         """`below`: the share of answers shorter than each of `EDGES`; `shifts`: logits to add at each of `LEVELS`."""
         self.features: Final = features
         self._below: Final = below
-        cap = LENGTH_MAX if features.max_tokens is None else min(LENGTH_MAX, max(1, features.max_tokens))
+        cap = features.limit
         self._cap: Final = cap
         self._floor: Final = cap if features.ignore_eos else min(cap, max(1, features.min_tokens))
         highest = -math.inf
@@ -337,7 +348,18 @@ def _place(features: Features) -> Hashable:
     """The key of a prediction: all that it depends on."""
     each = features
     scope = (each.tenant, each.model, each.slo_class, _quarter(each.prompt_tokens))
-    return (*scope, each.max_tokens, each.min_tokens, each.ignore_eos, each.cues)
+    return (*scope, each.max_tokens, each.limit, each.min_tokens, each.ignore_eos, each.cues)
+
+
+def room_after(prompt_tokens: int, context: int | None) -> int | None:
+    """The tokens that a model's context, in tokens, leaves to the answer, up to 3 % too few: so most requests of a size
+    share a prediction. None: the context is not known.
+    """
+    if context is None:
+        return None
+    left = max(1, context - prompt_tokens)
+    fine = max(0, left.bit_length() - _ROOM_BITS)
+    return left >> fine << fine
 
 
 def _keys(features: Features) -> tuple[Hashable, ...]:

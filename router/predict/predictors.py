@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from router.core.eligibility import COMPLETIONS, is_on
 from router.core.unread import Sort, Unread
 from router.core.values import Wanted
-from router.predict.answer_lengths import AnswerLengths, Features, Predictor, cues_of
+from router.predict.answer_lengths import AnswerLengths, Features, Predictor, cues_of, room_after
 from router.predict.chunks import CHUNK_BYTES, Hasher, read_prompt
 from router.predict.prompt_tokens import Ratios, TextKind, kind_of
 
@@ -60,7 +60,9 @@ class RequestPredictor:
         """The numbers of answers and of prompts learned from; those of the last seconds may be missing."""
         return self._lengths.learned, self._ratios.learned
 
-    def take(self, wanted: Wanted, path: str, body: Mapping[str, Any], *, scope: str | None) -> PredictedRequest:
+    def take(
+        self, wanted: Wanted, path: str, body: Mapping[str, Any], *, scope: str | None, context: int | None = None
+    ) -> PredictedRequest:
         """The same request with all predictions.
 
         Args:
@@ -68,6 +70,7 @@ class RequestPredictor:
             path: the endpoint.
             body: the parsed body, without transfer fields.
             scope: the scope that its names match in (`Clients.scope`).
+            context: the model's context, in tokens (`ReadyRows.context`); None: not known.
         """
         text, size, media, prompts = read_prompt(body)
         model = wanted.model or ""
@@ -84,6 +87,7 @@ class RequestPredictor:
             _count(body.get("min_tokens")) or 0,
             is_on(body, "ignore_eos"),
             cues_of(body),
+            room_after(tokens, context),
         )
         lengths = self._lengths.predict(features)
         outlook = lengths.outlook()

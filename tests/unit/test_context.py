@@ -32,3 +32,18 @@ def test_an_adapter_has_its_parents_length(models: tuple[dict[str, Any], ...], a
     view.add(Instance(id=InstanceId("d"), role=Role.DECODE, url="http://d"))
     view.seen(InstanceId("d"), models, None)
     assert view.get(InstanceId("d")).context(asked) == context
+
+
+def test_a_fleets_context_is_the_longest_that_an_instance_reports_now() -> None:
+    view = FleetView()
+    for name, length in (("a", 2048), ("b", 4096), ("c", None)):
+        view.add(Instance(id=InstanceId(name), role=Role.BOTH, url=f"http://{name}"))
+        view.seen(InstanceId(name), ({**BASE, "max_model_len": length},), None)
+    fleet = view.all()
+    assert fleet.ready("base").context == fleet.ready(None).context == 4096
+    assert fleet.ready("other").context is None
+    view.seen(InstanceId("b"), (BASE,), None)
+    assert fleet.ready("base").context == 2048, "its engine was started again with another length"
+    view.seen(InstanceId("a"), ({**BASE, "max_model_len": None},), None)
+    view.get(InstanceId("b")).up = False
+    assert fleet.ready("base").context is None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from cluster.errors import ApiError
 from router.core.unread import Sort, Unread
 from router.core.values import Wanted
-from router.predict.answer_lengths import Predictor
+from router.predict.answer_lengths import Predictor, room_after
 from router.predict.chunks import CHUNK_BYTES
 from router.predict.predictors import RequestPredictor, answer_tokens, cached_in, chunk_key
 from router.request.heavy import read
@@ -180,3 +180,32 @@ def test_the_key_for_names_is_not_the_secret_it_comes_from() -> None:
     assert len(one) == 32
     assert one == chunk_key(b"a" * 32)
     assert len({one, other, b"a" * 32}) == 3
+
+
+@pytest.mark.parametrize(
+    "more", [{"ignore_eos": True}, {"min_tokens": 100_000}, {"max_tokens": 100_000, "ignore_eos": True}]
+)
+def test_no_answer_is_longer_than_the_models_context_leaves(more: dict[str, Any]) -> None:
+    """131,072 tokens were foretold, more than an instance's memory: it got no other request until the answer's end."""
+    wanted = predictor().take(WANTED, CHAT, chat(TEXT, **more), scope="acme", context=8192).wanted
+    room = 8192 - wanted.prompt_tokens
+    assert 0.96 * room < wanted.output_tokens <= room
+    assert max(wanted.output_lengths) <= room
+    without = predictor().take(WANTED, CHAT, chat(TEXT, **more), scope="acme").wanted
+    assert without.output_tokens >= 100_000, "the context is not known"
+
+
+def test_a_context_changes_nothing_for_shorter_answers() -> None:
+    here = predictor()
+    plain, bound = (
+        here.take(WANTED, CHAT, chat(TEXT, max_tokens=300), scope="acme", context=context).wanted
+        for context in (None, 8192)
+    )
+    assert plain.output_tokens == bound.output_tokens and plain.output_lengths == bound.output_lengths
+    full = here.take(WANTED, CHAT, chat(TEXT), scope="acme", context=100).wanted
+    assert full.output_tokens == 1.0, "the prompt is longer than the context"
+
+
+def test_prompts_of_nearly_one_size_share_a_prediction() -> None:
+    rooms = {room_after(tokens, 131_072) for tokens in range(1000, 1200)}
+    assert len(rooms) <= 2
