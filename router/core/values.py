@@ -148,6 +148,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """The time of this choice, in monotonic seconds."""
     late: bool = False
     """The request is expected to miss its TTFT target in any case (`router.scheduler.flow_control.queue`)."""
+    beyond_memory: tuple[int, ...] | None = None
+    """The request may go beyond the memory that instances are foretold to have, except at these rows; None: nowhere
+    (`router.scheduler.flow_control.overdue`)."""
     whose: str = ""
     """The request's tenant, if some instances are reserved for it: other tenants use other instances."""
     one_prompt: bool = False

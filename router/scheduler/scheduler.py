@@ -25,6 +25,7 @@ from router.fleet.view import FleetView
 from router.predict.early_cost import EarlyLegCosts
 from router.predict.inflight_request import InflightRequest
 from router.scheduler.admission import Admission
+from router.scheduler.flow_control.overdue import Overdue, overdue_s
 from router.scheduler.flow_control.queue import FlowControlQueue
 from router.scheduler.placements import Placements, SchedulingContext, rows_of
 from router.scheduler.scoring.handoff_guard import HandoffGuard
@@ -45,6 +46,9 @@ LOOK_S: Final = 0.5
 """Seconds after which a request that found no room asks again, if nothing has happened. Room may come by time alone:
 the longer ago prompts were computed, the faster decode steps are expected to be. A later look, set for a prompt, is of
 no use to a request that may begin and found no room."""
+
+BEYOND = "it has waited for memory, or is too long for any cache, and the engine is to make room"
+"""What `because` says, in addition, of a request that goes beyond an instance's memory (`Overdue`)."""
 
 LOSES = "handing over loses for its class, so it was not offered"
 """What `because` says, in addition, of a request that the guard serves aggregated."""
@@ -165,6 +169,7 @@ class Scheduler:
         self.placements: Final = Placements(view.all(), self.guard) if foresees or admission else None
         self.line: Final = FlowControlQueue()
         self.admission: Final = Admission(view.all(), self.line) if admission else None
+        self.overdue: Final = Overdue()
         self.scoring: Final = Scoring(None if self.admission is None else self.admission.saturation)
         self.legs: Final = LegCounts(view)
         self.shares: Mapping[str, float] = {}
@@ -219,6 +224,8 @@ class Scheduler:
                 calls += self.line.leave(context, placed=False)
                 return admission.refusal(wanted), calls
         chosen = _choose_second(self.policy, fleet, wanted, effect) if effect.second else self.policy(fleet, wanted)
+        if chosen.wait and not effect.second:
+            wanted, chosen = self._beyond_memory(context, wanted, chosen)
         if effect.second and not _is_second_pair(fleet, effect, wanted, chosen):
             kept = former if former is not None and self.view.knows(former) else None
             return Chosen(None, None, chosen.because), calls + self.occupy(context, kept)
@@ -256,11 +263,23 @@ class Scheduler:
         """
         return self.policy(self.view.all(), wanted)
 
+    def _beyond_memory(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen) -> tuple[Wanted, Chosen]:
+        """The request found no place: choose again for one that may go beyond the memory of instances (`Overdue`)."""
+        fleet = self.view.all()
+        full = None if self.placements is None else self.overdue.except_at(fleet, wanted)
+        if full is None or self.line.yields(context):
+            return wanted, chosen
+        beyond = replace(wanted, beyond_memory=full)
+        again = self.policy(fleet, beyond)
+        return (wanted, chosen) if again.wait else (beyond, replace(again, because=f"{again.because}; {BEYOND}"))
+
     def _take_place(self, context: SchedulingContext, wanted: Wanted, chosen: Chosen, *, held: bool) -> None:
         if self.placements is None:
             return
         prices = self.placements.placed(context.expected, wanted, chosen, tried=context.tried, held=held)
         row, answer_row = rows_of(self.view.all(), chosen)
+        if wanted.beyond_memory is not None:
+            self.overdue.took(context, answer_row, wanted.now)
         context.ttft_ms, context.tpot_ms = prices.first_ms(row, answer_row), prices.tpot_at(answer_row)
         if self.admission is not None:
             share = self.local_shares.get(wanted.tenant, self.shares.get(wanted.tenant, 1.0))
@@ -291,6 +310,7 @@ class Scheduler:
         _end_trial(context, now)
         if self.placements is not None:
             self.placements.opened(context.expected, context.wanted, now)
+        self.overdue.opened(context)
         self._leave_lane(context)
 
     def finish(
@@ -312,6 +332,7 @@ class Scheduler:
             self.placements.ended(
                 expected, wanted, now, tokens, cut_off=cut_off, engine_ms=engine_ms, complete=complete, paused=paused
             )
+        self.overdue.opened(context)
         self._leave_lane(context)
         return self.occupy(context, None) + self.line.leave(context, placed=False)
 
@@ -320,6 +341,7 @@ class Scheduler:
             _end_trial(context)
         if self.placements is not None:
             self.placements.let_go(context.expected, now)
+        self.overdue.opened(context)
         self._leave_lane(context)
         return self.occupy(context, None)
 
@@ -358,12 +380,20 @@ class Scheduler:
     def found_none(self, context: SchedulingContext) -> Calls:
         """The request waits (`journey.AwaitFleet`): if it was called, the call passes to another request."""
         may_begin, soon_s = self._may_begin(), self._now + LOOK_S
-        if self.admission is not None and (self.wakeup_s is None or (may_begin and self.wakeup_s > soon_s)):
-            self.wakeup_s = soon_s
+        if self.admission is None:
+            soon_s = max(soon_s, self._overdue_s(context))
+        if self.wakeup_s is None or (may_begin and self.wakeup_s > soon_s):
+            self.wakeup_s = soon_s if soon_s < math.inf else self.wakeup_s
         if not may_begin:
             self.line.rests(context)
             return ()
         return self.line.found_none(context)
+
+    def _overdue_s(self, context: SchedulingContext) -> float:
+        """When the request, which found no place, will be overdue (`Overdue`); infinite: it waits for no memory."""
+        if self.placements is None:
+            return math.inf
+        return overdue_s(self.view.all(), context.wanted, self._now, self.view.routers)
 
     def occupy(self, context: SchedulingContext, instance: InstanceId | None) -> Calls:
         """Count its answering leg at this instance, and at no other."""

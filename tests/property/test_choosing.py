@@ -64,6 +64,8 @@ class Scene:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = Random(seed)
+        self.beyond = Random(seed)
+        """Of its own, so that the examples below stay as they were found."""
         kinds = rng.choice([MAKES[:1], MAKES[:2], MAKES])
         makes: dict[str, Make | None] = {}
         self.now = rng.choice([0.0, 1e6])
@@ -141,6 +143,7 @@ class Scene:
             unseeded=rng.random() < 0.2,
             lengths_within=rng.choice([1.0, 1.0, 0.05]),
             urgency=rng.choice([0.0, 0.0, 1e-4, 0.005, 0.2]),
+            beyond_memory=self.beyond.choice([None, None, (), (0, 2)]),
             scoring=self.scoring,
         )
 

@@ -164,6 +164,7 @@ class Plain:
         own = wanted.prompt_tokens + self.output + SPREAD * math.sqrt(wanted.output_variance)
         own -= self._shared(row)
         found.fits = bool(empty or needed + own <= step_model.rows[row].capacity)
+        found.fits |= wanted.beyond_memory is not None and row not in wanted.beyond_memory
         found.answers = place and found.fits
         if saturation is not None:
             if wanted.ttft_ms:

@@ -128,7 +128,7 @@ def test_a_request_that_needs_more_memory_than_is_free_does_not_hold_up_smaller_
     for each in here.view.all():
         each.credits = 2
     one, two, small = (SchedulingContext(FORETOLD) for _ in range(3))
-    large = SchedulingContext(replace(FORETOLD, prompt_tokens=450_000))
+    large = SchedulingContext(replace(FORETOLD, prompt_tokens=399_900))
     for context in (one, two):
         assert here.choose(context, ASK, 1.0)[0].decode == D
     for context in (large, small):

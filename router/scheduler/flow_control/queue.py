@@ -289,6 +289,15 @@ class FlowControlQueue:
             return 3 if entry.late else 1
         return 0 if self._aged.due(entry.work_ms) else 2
 
+    def yields(self, request: object) -> bool:
+        """Whether the request is late and others wait that can be in time: it takes nothing from these, unless it is
+        aged and aged ones have not had their part of the work.
+        """
+        entry = self._entries.get(request)
+        if entry is None or not entry.late or self._turn(entry) == 0:
+            return False
+        return not all(late for _, _, late, _ in self._groups)
+
     # --- accounting ---------------------------------------------------------------------------------------------------
 
     def gave(self, tenant: str, work_ms: float) -> None:

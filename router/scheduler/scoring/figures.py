@@ -245,6 +245,11 @@ class Figures:
         each, cached = self.wanted.prefix_block_tokens, self.beginnings_in_cache(row)
         return load.kv_free + load.shared.among(self.beginnings, cached, each, tokens) >= own
 
+    def goes_beyond(self, row: int) -> bool:
+        """Whether it may go there although there is no memory for it (`Wanted.beyond_memory`)."""
+        full = self.wanted.beyond_memory
+        return full is not None and row not in full
+
     def own_tokens(self) -> float:
         """The memory for its prompt and answer, in tokens, with `SPREAD` of margin."""
         return self.wanted.prompt_tokens + self.output + SPREAD * math.sqrt(self.wanted.output_variance)

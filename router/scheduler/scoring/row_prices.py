@@ -165,7 +165,10 @@ class RowPrices(Figures):
         loads, own = self.fleet.inflight.rows, self.own_tokens()
         places = self._places
         self._answers.extend(
-            [places[row] and (loads[row].kv_free >= own or self.fits_shared(row, own)) for row in rows]
+            [
+                places[row] and (loads[row].kv_free >= own or self.fits_shared(row, own) or self.goes_beyond(row))
+                for row in rows
+            ]
         )
         if self.saturation is not None:
             margins, limit_ms, hopeless_ms = self.fleet.inflight.margins, self.tpot_limit_ms(), self.hopeless_ms

@@ -116,6 +116,11 @@ class Shortlist:
             closely = ~found & self.places & (free + of.wanted.prompt_tokens >= needed)
             for row in closely.nonzero()[0].tolist():
                 found[row] = of.fits_shared(row, needed)
+        full = of.wanted.beyond_memory
+        if full is not None:
+            beyond = np.ones(len(found), dtype=np.bool_)
+            beyond[list(full)] = False
+            found |= beyond
         return found
 
     def ranks(self) -> tuple[Floats, Floats]:
