@@ -89,7 +89,7 @@ def test_an_overload_that_fills_all_memory_does_not_flood_the_engines(
     fleet: tuple[Role, ...], promise: Promise
 ) -> None:
     """Requests wait for minutes. When all that had waited for ten seconds went to the engines, these stopped answers
-    and computed them again: tokens of some took 4 to 20 times as long. When none went, all took a third longer (147 s).
+    and computed them again: tokens of some took 3 to 20 times as long. When none went, all took a third longer (147 s).
     """
     rng = Random(1)
     arrivals = [

@@ -136,7 +136,7 @@ def test_a_request_that_waits_for_memory_is_asked_again_without_any_event() -> N
 
 
 def test_a_late_request_takes_no_memory_from_those_that_can_be_in_time() -> None:
-    """In an overload that lasts, 0.50 of the last requests were in time without this, and 0.64 are with it."""
+    """In an overload that lasts, 0.50 of the last quarter were in time without this, and 0.65 are with it."""
     line = FlowControlQueue()
     line.enter("late", replace(SHORT, ttft_ms=50.0, late=True, now=2.0))
     assert not line.yields("late"), "nobody else waits"
