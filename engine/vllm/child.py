@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from cluster.background import keep_running
 from cluster.errors import EngineFailed, UsageError
 from cluster.ids import InstanceId
 from engine.vllm.canary import STUCK_CPU_S, STUCK_S
@@ -53,6 +56,8 @@ from engine.vllm.supervise import (
 )
 from engine.vllm.turns import StartTurns
 
+logger = logging.getLogger("baton.engine")
+
 FOLDER = Path(__file__).parent
 KEEPER = FOLDER / "keeper.py"
 CPU_SITE = FOLDER / "cpu_site"
@@ -68,6 +73,10 @@ STOP_MARGIN_S = 10.0
 
 LOG_EVERY_S = 1.0
 """Seconds between two checks of an engine's log: what the engine writes in between comes on top of the log's bound."""
+
+AGAIN_S = (1.0, 10.0)
+"""Seconds of the first and of the longest pause before a watch that broke off begins anew: meanwhile nobody sees
+whether the engine lives."""
 
 TURN_MARGIN_S = 60.0
 """A start that is waited for may take its own longest time and so many seconds more, to end."""
@@ -266,11 +275,11 @@ class EngineProcess:
             self._end(self._ending)
         try:
             async with asyncio.TaskGroup() as group:
-                watching = group.create_task(self._watch(epoch), name=f"{self.spec.instance}-probe")
-                bounding = group.create_task(self._bound_log(), name=f"{self.spec.instance}-log")
+                watch = self._beside(partial(self._watch, epoch), "watch")
+                tasks = [group.create_task(each) for each in (watch, self._beside(self._bound_log, "log's bound"))]
                 await keeper.wait()
-                watching.cancel()
-                bounding.cancel()
+                for task in tasks:
+                    task.cancel()
         finally:
             self._end(signal.SIGKILL)
             code = await keeper.wait()
@@ -278,6 +287,11 @@ class EngineProcess:
                 await sweep_session(keeper.pid)
             self._keeper = None
         return code
+
+    async def _beside(self, work: Callable[[], Awaitable[None]], name: str) -> None:
+        """Do this while the engine runs, and anew after a fault."""
+        told = f"{self.spec.instance}: {name}"
+        await keep_running(work, told, logger, pauses_s=AGAIN_S)
 
     async def _spawn(self, epoch: int, env: Mapping[str, str], folders: tuple[int, ...]) -> asyncio.subprocess.Process:
         when = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -305,9 +319,10 @@ class EngineProcess:
 
     async def _watch(self, epoch: int) -> None:
         async with Probe(self.spec.url, self.spec.api_key(self._environ)) as probe:
-            await self._wait_until_ready(probe, epoch)
-            self._feed(Healthy(epoch))
-            self._end_turn()
+            if self._machine.state is EngineState.STARTING:  # a watch that begins anew has an engine that serves
+                await self._wait_until_ready(probe, epoch)
+                self._feed(Healthy(epoch))
+                self._end_turn()
             async with watching(probe, self.model, len(self.spec.instances), self._stuck_max_s) as cores:
                 while True:
                     await asyncio.sleep(READY_EVERY_S)

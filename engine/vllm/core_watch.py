@@ -60,10 +60,12 @@ class CoreWatch:
         """Ask one core for a token; whatever the engine answers, its core may be well. No answer is none: the wait is
         longer than a core may be stuck. If this process cannot ask (it gets no thread, say), that is not its fault.
         """
-        with contextlib.suppress(Unwell, RuntimeError, OSError):
-            named = rank if len(self._canaries) > 1 else None
-            await self._probe.first_token(self._model, named, self._stuck_max_s + MARGIN_S)
-        canary.answered(time.monotonic())
+        try:
+            with contextlib.suppress(Unwell, RuntimeError, OSError):
+                named = rank if len(self._canaries) > 1 else None
+                await self._probe.first_token(self._model, named, self._stuck_max_s + MARGIN_S)
+        finally:  # after a cancellation that nobody asked for, too: a core that nobody asks is not stuck
+            canary.answered(time.monotonic())
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 
 from cluster.instance import Load
@@ -99,3 +102,18 @@ async def test_a_question_that_this_process_cannot_ask_ends_no_watch() -> None:
     async with watching(NoThreads(), "m", 1, STUCK_S) as watch:  # type: ignore[arg-type]
         await watch._ask(0, canary)
     assert canary.stuck_s(STUCK_S * 2) == 0.0
+
+
+class Strays:
+    """A probe that is cancelled, and nobody asked for that."""
+
+    async def first_token(self, *_: object) -> None:
+        raise asyncio.CancelledError
+
+
+async def test_a_question_that_is_cancelled_leaves_no_core_waiting_for_its_answer() -> None:
+    canary = asked()
+    async with watching(Strays(), "m", 1, STUCK_S) as watch:  # type: ignore[arg-type]
+        with pytest.raises(asyncio.CancelledError):
+            await watch._ask(0, canary)
+    assert canary.stuck_s(time.monotonic() + STUCK_S * 2) == 0.0

@@ -173,6 +173,50 @@ async def test_a_look_that_fails_here_ends_no_engine(tmp_path: Path, monkeypatch
     assert engine.states == ["starting", "ready", "stopping", "stopped"]
 
 
+async def test_a_watch_goes_on_after_a_cancellation_that_nobody_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A library's time limit that came out wrong. The engine is dead afterwards, and must be started again."""
+    monkeypatch.setattr(child, "READY_EVERY_S", 0.01)
+    monkeypatch.setattr(child, "AGAIN_S", (0.01, 1.0))
+    engine, health, strayed = Engine(tmp_path), Probe.health, asyncio.Event()
+
+    async def strays_once(probe: Probe) -> None:
+        if EngineState.READY not in engine.states or EngineState.RESTARTING in engine.states:
+            return await health(probe)
+        if not strayed.is_set():
+            strayed.set()
+            raise asyncio.CancelledError
+        raise Unwell("503", dead=True)
+
+    monkeypatch.setattr(Probe, "health", strays_once)
+    async with running(engine), asyncio.timeout(20):
+        await engine.wait_for(EngineState.RESTARTING)
+        await engine.wait_for(EngineState.READY, epoch=2)
+    assert "e-0: watch: a fault of Baton's; this work begins anew" in caplog.text
+
+
+async def test_a_log_stays_bounded_after_a_cancellation_that_nobody_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "LOG_EVERY_S", 0.01)
+    monkeypatch.setattr(child, "AGAIN_S", (0.01, 1.0))
+    engine, to_thread, strayed, again = Engine(tmp_path), asyncio.to_thread, asyncio.Event(), asyncio.Event()
+
+    async def strays_once(call: Callable[..., object], *args: object) -> object:
+        if call == engine.process._log.bound:
+            if not strayed.is_set():
+                strayed.set()
+                raise asyncio.CancelledError
+            again.set()
+        return await to_thread(call, *args)
+
+    monkeypatch.setattr(child.asyncio, "to_thread", strays_once)
+    async with running(engine), asyncio.timeout(20):
+        await again.wait()
+    assert engine.states[-1] == "stopped"
+
+
 async def test_a_stop_before_the_engine_has_begun_is_not_lost(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     asyncio.get_running_loop().call_soon(partial(engine.process.stop, at_once=True))
