@@ -29,7 +29,7 @@ from engine.vllm.keeper import end_all
 from engine.vllm.listener import listens
 from engine.vllm.logfile import LogFile
 from engine.vllm.logtext import FIRST_STAGE, hangs, reason, stage_after, worth_showing
-from engine.vllm.probe import Probe, Unwell
+from engine.vllm.probe import DEAD_STATUS, NO_ACCESS, Probe, Unwell
 from engine.vllm.scratch import scratch
 from engine.vllm.spec import EngineSpec
 from engine.vllm.supervise import (
@@ -47,6 +47,7 @@ from engine.vllm.supervise import (
     Reached,
     StartChild,
     StartHangs,
+    StartRefused,
     StopChild,
     StopSupervised,
     SuperviseLimits,
@@ -80,6 +81,8 @@ whether the engine lives."""
 
 TURN_MARGIN_S = 60.0
 """A start that is waited for may take its own longest time and so many seconds more, to end."""
+
+KEY_FIX = "give its key in VLLM_API_KEY or as --api-key after `--`, where Baton finds it, and in no --config file"
 
 TAIL_LINES = 20
 REASON_LINES = 400
@@ -356,13 +359,26 @@ class EngineProcess:
             if (because := hangs(lines)) is not None:
                 self._feed(StartHangs(epoch, because))
             # RuntimeError: no thread can be started now; OSError: no descriptor is left. The next look tries again.
-            with contextlib.suppress(Unwell, RuntimeError, OSError):
-                await probe.health()
-                if await asyncio.to_thread(self._is_ours):
-                    self.model = await probe.model()
-                    await probe.first_token(self.model)
-                    return
+            with contextlib.suppress(RuntimeError, OSError):
+                try:
+                    await probe.health()
+                    if await asyncio.to_thread(self._is_ours):
+                        self.model = await self._model(probe, epoch)
+                        await probe.first_token(self.model)
+                        return
+                except Unwell as unwell:
+                    if unwell.status not in {0, DEAD_STATUS}:
+                        self._feed(StartRefused(epoch, " ".join(str(unwell).split())))
             await asyncio.sleep(STARTING_EVERY_S)
+
+    async def _model(self, probe: Probe, epoch: int) -> str:
+        """The name of the engine's model. An engine that wants another key wants it for ever, so its start ends."""
+        try:
+            return await probe.model()
+        except Unwell as unwell:
+            if unwell.status in NO_ACCESS:
+                self._feed(StartHangs(epoch, f"it refuses Baton's questions (HTTP {unwell.status}): {KEY_FIX}"))
+            raise
 
     def _is_ours(self) -> bool:
         """Whether a process of this start listens on the engine's port."""

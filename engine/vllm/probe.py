@@ -22,6 +22,9 @@ FIRST_TOKEN_S = 300.0
 DEAD_STATUS = 503
 """vLLM's answer to a health check when its engine core has died."""
 
+NO_ACCESS = frozenset({401, 403})
+"""Answers to a request without the engine's key."""
+
 NO_SUCH_PATH = 404
 NO_SUCH_MODEL = b"NotFoundError"
 """vLLM's type of error where the path exists and the model does not; the status is the same."""

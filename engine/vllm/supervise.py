@@ -94,6 +94,14 @@ class StartHangs:
 
 
 @dataclass(frozen=True, slots=True)
+class StartRefused:
+    """The engine answers, and refuses what would show that it serves."""
+
+    epoch: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
 class Healthy:
     """The engine answers; the first answer of an epoch also means that it has made a token."""
 
@@ -132,7 +140,18 @@ class Tick:
     """Time has passed; sent at `next_wakeup`."""
 
 
-Event = Begin | WaitsForTurn | Reached | StartHangs | Healthy | EngineProbeFailed | ChildExited | StopSupervised | Tick
+Event = (
+    Begin
+    | WaitsForTurn
+    | Reached
+    | StartHangs
+    | StartRefused
+    | Healthy
+    | EngineProbeFailed
+    | ChildExited
+    | StopSupervised
+    | Tick
+)
 
 # -- effects --
 
@@ -190,6 +209,7 @@ class Supervisor:
         self._dead_since: float | None = None
         self._killed_because: str | None = None
         self._stage = ""
+        self._refused = ""
         self._pauses = 0  # restarts since the last stable time
         self._restarts: deque[float] = deque()
 
@@ -211,6 +231,9 @@ class Supervisor:
             case StartHangs(epoch, because) if epoch == self.epoch:
                 starts = self.state is EngineState.STARTING and self._killed_because is None
                 return self._kill(because) if starts else ()
+            case StartRefused(epoch, because) if epoch == self.epoch:
+                self._refused = because
+                return ()
             case Healthy(epoch) if epoch == self.epoch:
                 return self._healthy(now)
             case EngineProbeFailed(epoch, because, dead) if epoch == self.epoch:
@@ -229,7 +252,7 @@ class Supervisor:
         self.state = EngineState.STARTING
         self._wakeup = now + self.rules.start_max_s
         self._ready_since = self._failing_since = self._dead_since = self._killed_because = None
-        self._stage = ""
+        self._stage = self._refused = ""
         return Announce(EngineState.STARTING), StartChild(self.epoch)
 
     def _reached(self, stage: str) -> tuple[Effect, ...]:
@@ -329,5 +352,6 @@ class Supervisor:
             return self._start(now)
         if self.state is EngineState.STARTING:
             came_to = f"; the start came as far as: {self._stage}" if self._stage else ""
-            return self._kill(f"no first token after {self.rules.start_max_s:.0f} s{came_to}")
+            answered = f"; its last answer: {self._refused}" if self._refused else ""
+            return self._kill(f"no first token after {self.rules.start_max_s:.0f} s{came_to}{answered}")
         return self._kill("it did not stop in time")

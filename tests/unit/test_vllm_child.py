@@ -351,6 +351,25 @@ async def test_an_engine_that_never_answers_is_given_up(tmp_path: Path) -> None:
         await engine.process.run()
 
 
+async def test_a_start_whose_key_baton_does_not_know_ends_at_once_and_says_so(tmp_path: Path) -> None:
+    """The key stands in vLLM's `--config` file, say."""
+    source = SERVER.replace('os.environ["VLLM_API_KEY"]', '"another"')
+    engine = Engine(tmp_path, source, SuperviseLimits(start_max_s=600))
+    with pytest.raises(
+        EngineFailed, match=r"^it refuses Baton's questions \(HTTP 401\): give its key in VLLM_API_KEY or"
+    ):
+        await engine.process.run()
+    assert engine.states == ["starting", "failed"]
+
+
+async def test_a_start_that_gets_no_token_says_what_the_engine_answered(tmp_path: Path) -> None:
+    source = SERVER.replace('body["max_tokens"] == 1 else 400)', 'body["max_tokens"] == 2 else 400, {"no": "prompt"})')
+    engine = Engine(tmp_path, source, SuperviseLimits(start_max_s=1.5))
+    told = r'^no first token after 2 s; .*; its last answer: POST /v1/completions: HTTP 400 {"no": "prompt"}$'
+    with pytest.raises(EngineFailed, match=told):
+        await engine.process.run()
+
+
 async def test_an_engine_whose_connector_cannot_listen_is_given_up_at_once(tmp_path: Path) -> None:
     """vLLM's engine core waits for that thread for ever, and the HTTP server for the core."""
     source = """

@@ -20,6 +20,7 @@ from engine.vllm.supervise import (
     Reached,
     StartChild,
     StartHangs,
+    StartRefused,
     StopChild,
     StopSupervised,
     SuperviseLimits,
@@ -144,6 +145,13 @@ PLAYBOOKS: dict[str, Playbook] = {
         (6, Reached(1, "loading weights"), ()),
         (7, Reached(2, "first token"), ()),
         (100, Tick(), (KillChild("no first token after 100 s; the start came as far as: loading weights"),)),
+    ],
+    "a start that takes too long says what the engine answered last": [
+        (0, Begin(), (STARTING, StartChild(1))),
+        (5, StartRefused(1, "HTTP 404"), ()),
+        (6, StartRefused(1, "HTTP 400"), ()),
+        (7, StartRefused(2, "of another start"), ()),
+        (100, Tick(), (KillChild("no first token after 100 s; its last answer: HTTP 400"),)),
     ],
     "an engine that was ready is started again, with growing pauses, three times": [
         *COMES_UP,
