@@ -88,7 +88,7 @@ class World:
         caches, name = any(map(_caches, everybody)), model or members[0].model
         routers = max(self.settings.routers, 1 + len(others))
         alone = partial(self._router, model=name, caches=caches, promises=promises or {}, routers=routers)
-        self.fronts: Final = [alone(self.view, policy, log), *(alone(FleetView(self.view.makes), p) for p in others)]
+        self.fronts: Final = [alone(self.view, policy, log), *self._peers(alone, others)]
         """The routers."""
         self.notes: Final = PeerNotes(self.kernel, self.settings, self.fronts)
         self.fleet: Final = self.fronts[0].fleet
@@ -128,6 +128,7 @@ class World:
         caches: bool,
         promises: Mapping[str, Promise],
         routers: int,
+        number: int = 0,
     ) -> SimulatedRouter:
         fleet = fleet_of(log, view)
         if caches and (promises or policy in FORESEEING):
@@ -135,8 +136,11 @@ class World:
         scheduler, scheduling = scheduler_of(log, view, policy, admission=bool(promises), foresees=policy in FORESEEING)
         made = SimulatedRouter(self, fleet, scheduler, scheduling, model)
         made.promises = promises
-        scheduler.view.routers = routers
+        view.routers, view.router_number = routers, number
         return made
+
+    def _peers(self, alone: Callable[..., SimulatedRouter], policies: Sequence[Policy]) -> list[SimulatedRouter]:
+        return [alone(FleetView(self.view.makes), each, number=at) for at, each in enumerate(policies, 1)]
 
     def _carriers(self) -> dict[type, Callable[[SimInstance, Any], None]]:
         """The method that carries out each kind of a twin's effects."""

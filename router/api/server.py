@@ -190,8 +190,10 @@ class Router:
     def _fleet_told(self, reported: tuple[Reported, ...], routers: int) -> None:
         view, scheduler = self.parts.view, self.parts.scheduler
         view.routers = routers
-        if self.watch is not None and self.parts.clients.closed:
-            scheduler.local_shares = self.watch.local_shares()
+        if self.watch is not None:
+            view.router_number = self.watch.number
+            if self.parts.clients.closed:
+                scheduler.local_shares = self.watch.local_shares()
         for lost in self.parts.dispatch.fleet.handle(events.Folded(reported), time.monotonic()):
             self.parts.losses.announce(lost.instance)
         self.probing.follow()

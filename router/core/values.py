@@ -117,6 +117,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     no output yet."""
     routers: int = 1
     """The number of routers that share the instances' credits."""
+    router_number: int = 0
+    """This router's number among them, from 0: of what is divided in whole numbers, the first ones get what is left."""
     urgency: float = 0.0
     """The number of other waiting requests that a delay of a millisecond is expected to make late, in the flow-control
     queues of these routers: each is taken to have a queue like this one's (`FlowControlQueue.urgency`)."""

@@ -130,6 +130,11 @@ class Discovery:
         """The names of the other routers, also while the registry cannot be reached."""
         return self._peer_names
 
+    @property
+    def number(self) -> int:
+        """This router's number among the routers, from 0, in the order of their names."""
+        return sum(name < self._name for name in self._peer_names)
+
     def unproven(self) -> dict[str, str]:
         """Names that the last reading left out for want of a valid proof, and why."""
         return {name: because for kind in MemberKind for name, because in self._registry.unproven(kind).items()}

@@ -163,6 +163,8 @@ class Shared(msgspec.Struct, tag="shared"):
     routers: int
     shares: dict[str, float]
     local_shares: dict[str, float]
+    router_number: int = 0
+    """Of this router among them, from 0."""
 
 
 class Seated(msgspec.Struct, tag="seated", rename=_LOGGED):

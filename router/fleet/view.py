@@ -96,6 +96,8 @@ class FleetView:
         """Names of the models that instances serve."""
         self.routers = 1
         """The number of routers that share the fleet, this one included."""
+        self.router_number = 0
+        """This router's number among them, from 0, in the order of their names."""
         self.peer_load: Final = PeerLoad(self._fleet.inflight, self._fleet.row_of)
         """The requests of router peers."""
 

@@ -131,10 +131,11 @@ class LoggedScheduler:
     def _share_out(self) -> None:
         """Log how the fleet is divided, if that has changed."""
         scheduler, shared = self._scheduler, self._shared
-        now = (scheduler.view.routers, scheduler.shares, scheduler.local_shares)
-        if shared is None or now != (shared.routers, shared.shares, shared.local_shares):
-            self._shared = d.Shared(now[0], dict(now[1]), dict(now[2]))
-            self._log.write(self._shared)
+        view = scheduler.view
+        now = d.Shared(view.routers, dict(scheduler.shares), dict(scheduler.local_shares), view.router_number)
+        if now != shared:
+            self._shared = now
+            self._log.write(now)
 
 
 def fleet_of(log: DecisionLog | None, view: FleetView) -> Fleet:

@@ -428,6 +428,7 @@ def _as_wanted(scheduler: Scheduler, context: SchedulingContext, effect: Choose,
         one_prompt=context.wanted.one_prompt and not effect.second,
         excluded=effect.excluded,
         routers=scheduler.view.routers,
+        router_number=scheduler.view.router_number,
         ttft_ms=0.0 if context.begun else promise.ttft_ms,
         tpot_ms=promise.tpot_ms,
         sheds=promise.sheds,
@@ -523,7 +524,7 @@ def _picked(scheduler: Scheduler, event: Any) -> Any:
 
 
 def _shared(scheduler: Scheduler, event: Any) -> Any:
-    scheduler.view.routers = event.routers
+    scheduler.view.routers, scheduler.view.router_number = event.routers, event.router_number
     scheduler.shares, scheduler.local_shares = event.shares, event.local_shares
     return ()
 

@@ -202,3 +202,14 @@ async def test_a_flood_of_changes_makes_no_flood_of_readings(monkeypatch: pytest
     with pytest.raises(asyncio.CancelledError):
         await watch.read_forever()
     assert slept == [discovery.READS_WITHIN_S] * 3
+
+
+async def test_routers_number_themselves_in_the_order_of_their_names() -> None:
+    registry = MemoryRegistry(time.monotonic)
+    watches = [router(registry=registry)[0] for _ in range(3)]
+    for watch in watches:
+        await registry.beat(watch.announcement(URL, URL))
+        await watch.read()
+    for watch in watches:
+        await watch.read()
+    assert [each.number for each in sorted(watches, key=lambda watch: watch.name)] == [0, 1, 2]

@@ -149,6 +149,7 @@ class Front:
         self.instances.fold(self.world.read(MemberKind.INSTANCE), self.world.now)
         self.others.fold(self.world.read(MemberKind.ROUTER), self.world.now)
         self.view.routers = max(1, len(self.others.snapshot()))
+        self.view.router_number = sum(each.id < self.name for each in self.others.snapshot())
         self.view.fold(tuple(_reported(each, InstanceId(self.name)) for each in self.instances.snapshot()))
         if self.world.equal:
             self.weights = self.world.shares

@@ -45,7 +45,7 @@ class SaturationDetector(Saturation):
     def __init__(self, line: FlowControlQueue) -> None:
         self._line: Final = line
         self._late: Final[dict[int, int]] = {}
-        """Late prompts by row."""
+        """This router's late prompts by row."""
         self._in_time: Final = PlacesInTime()
 
     def opens_until_ms(self, wanted: Wanted) -> float:
@@ -64,10 +64,17 @@ class SaturationDetector(Saturation):
         return taken if len(taken) >= self._lanes(wanted, len(own), len(ready.prefills)) else None
 
     def _lanes(self, wanted: Wanted, servers: int, prefills: int) -> int:
-        """The number of instances that may compute late prompts at a time."""
-        busy = self._in_time.of(place_of(wanted)).busy(wanted.now)
+        """The number of instances on which this router's late prompts may be computed at a time.
+
+        The fleet's number is divided among the routers: the first ones get what is left, and each gets one at least. So
+        all routers together have as many as a router alone would have, or one each if that is more. Each router takes
+        the others to have as many prompts in time as it has.
+        """
+        routers = max(1, wanted.routers)
+        busy = routers * self._in_time.of(place_of(wanted)).busy(wanted.now)
         kept = math.ceil(IN_TIME_SPARE * busy - IN_TIME_LEAST)
-        return max(1, servers // LATE_LANES, prefills - kept)
+        each, left = divmod(max(1, servers // LATE_LANES, prefills - kept), routers)
+        return max(1, each + (wanted.router_number < left))
 
     @property
     def queue(self) -> int:
