@@ -1,10 +1,13 @@
 """The flow-control queue: which request is called when a place becomes free. Order by targets: test_admission.py."""
 
+from random import Random
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from router.core.values import Wanted
-from router.scheduler.flow_control.queue import FlowControlQueue
+from router.scheduler.flow_control.queue import FlowControlQueue, place_of
 
 
 def wants(kind: str) -> Wanted:
@@ -177,6 +180,47 @@ def test_urgency_is_the_number_that_a_millisecond_makes_late() -> None:
     for who in targets:
         waiting.leave(who, placed=True)
     assert waiting.urgency("other", wants("x")) == 0.0
+
+
+class NeverRead(dict[object, Any]):
+    """A dictionary that may not be read through."""
+
+    def values(self) -> Any:
+        raise AssertionError("all entries are read")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_work_that_waits_is_the_sum_of_the_entries_and_is_not_added_up_anew(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, waiting, now = Random(seed), FlowControlQueue(), 0.0
+    asks = [replace(wants(model), whose=whose) for model in ("x", "y") for whose in ("", "ann")]
+    for step in range(1500):
+        now += rng.choice([0.0, 0.01, 0.2])
+        here = replace(
+            rng.choice(asks), arrived=now, now=now, ttft_ms=rng.choice([0.0, 200.0, 3000.0]),
+            prompt_tokens=rng.choice([10, 30_000]), late=rng.random() < 0.1,
+        )  # fmt: skip
+        match rng.randrange(8):
+            case 0 | 1 | 2 | 3:
+                waiting.enter(rng.randrange(40), here, rng.choice([0.0, rng.randrange(1, 8000) / 8, rng.random()]))
+            case 4 | 5:
+                waiting.leave(rng.randrange(40), placed=rng.random() < 0.5)
+            case 6:
+                waiting.hopeless(here, servers=rng.choice([0.5, 2.0]))
+            case _:
+                waiting.age(now)
+        if step % 10:
+            continue
+        for ask in asks:
+            plain_ms = sum(each.work_ms for each in waiting._entries.values() if each.waits_for == place_of(ask))
+            with monkeypatch.context() as patch:
+                patch.setattr(waiting, "_entries", NeverRead(waiting._entries))
+                drains_s = waiting.drains_s(ask, 2.0)
+            assert drains_s == pytest.approx(plain_ms / waiting._rates.of(place_of(ask), 2.0), abs=1e-6)
+    for who in range(40):
+        waiting.leave(who, placed=True)
+    assert not waiting._work_us, "nothing is left, exactly"
 
 
 def test_urgency_follows_a_request_whose_target_changes() -> None:

@@ -71,6 +71,11 @@ class _Waiter:
     aged_at: float = math.inf
 
     @property
+    def work_us(self) -> int:
+        """`work_ms` in microseconds: sums of whole numbers come back to what they were."""
+        return round(1000.0 * self.work_ms)
+
+    @property
     def promised(self) -> bool:
         """Whether its first token has a target."""
         return self.ttft_ms > 0
@@ -121,6 +126,8 @@ class FlowControlQueue:
         self._number = 0
         self._patient = 0
         self._urgency: Final = Urgency()
+        self._work_us: Final[dict[Place, int]] = {}
+        """The work of the requests that wait for each place, in microseconds; without those where it is 0."""
         self._given: Final[dict[str, float]] = {}
         """By tenant: the work it has got, divided by its share."""
         self._most = 0.0
@@ -200,6 +207,7 @@ class FlowControlQueue:
 
     def _insert(self, entry: _Waiter) -> None:
         self._urgency.add(entry.waits_for, entry.urgency)
+        self._add_work(entry.waits_for, entry.work_us)
         insort(self._groups.setdefault(entry.group, []), (*entry.key, entry))
 
     def _remove(self, request: object) -> _Waiter | None:
@@ -215,10 +223,16 @@ class FlowControlQueue:
 
     def _take_out(self, entry: _Waiter) -> None:
         self._urgency.remove(entry.waits_for, entry.urgency)
+        self._add_work(entry.waits_for, -entry.work_us)
         group = self._groups[entry.group]
         del group[bisect_left(group, entry.key, key=lambda each: each[:2])]
         if not group:
             del self._groups[entry.group]
+
+    def _add_work(self, place: Place, work_us: int) -> None:
+        total = self._work_us.pop(place, 0) + work_us
+        if total:
+            self._work_us[place] = total
 
     def leave(self, request: object, *, placed: bool) -> tuple[object, ...]:
         """The request found its place, or gave up: returns the requests to ask now."""
@@ -317,8 +331,7 @@ class FlowControlQueue:
         place = place_of(wanted)
         if not self._rates.waiting(place):
             return 0.0
-        work_ms = sum(entry.work_ms for entry in self._entries.values() if entry.waits_for == place)
-        return work_ms / self._rates.of(place, servers)
+        return self._work_us.get(place, 0) / 1000.0 / self._rates.of(place, servers)
 
     def hopeless(self, wanted: Wanted, servers: float) -> list[object]:
         """The requests that cannot be in time any more: they are late from now on. Those with the most work are given
