@@ -33,6 +33,7 @@ _Name = Annotated[str, msgspec.Meta(max_length=256)]
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 _Length = Annotated[float, msgspec.Meta(ge=1, le=1e12)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Answers = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 _Chunks = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=CHUNKS_MAX)]
 _Numbers = Annotated[tuple[_Count, ...], msgspec.Meta(max_length=100_000)]
 
@@ -91,6 +92,8 @@ class BookingState(msgspec.Struct, array_like=True, frozen=True):
     instances will hold them in their prefix caches. Empty: they are told already, or router peers have other names."""
     chunk_tokens: _Amount = 0.0
     """The tokens of one of these chunks, told in each state; 0: unknown, so its answer shares no beginning."""
+    answers: _Answers = 1
+    """The number of its answers. Routers of earlier versions do not tell it, and do not read it."""
 
 
 class LoadNote(msgspec.Struct, array_like=True, frozen=True):

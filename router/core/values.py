@@ -131,7 +131,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     slo_class: str = ""
     output_tokens: float = 0.0
-    """The expected length of the answer, in tokens; 0: no prediction."""
+    """The expected length of the answer, in tokens; of several answers, of each. 0: no prediction."""
+    answers: int = 1
+    """The number of its answers: `n` of them to each of its prompts."""
     output_lengths: tuple[int, ...] = ()
     """Quantiles of the answer's length (`router.predict.answer_lengths.SHARES`); empty: no prediction."""
     output_variance: float = 0.0

@@ -140,13 +140,13 @@ class RowLoad:
         self.opens = self.ends - speed.first if self.prompts >= 2 else -math.inf
 
     def count(self, booking: InflightRequest, sign: int, speed: Speed) -> None:
-        """One more answer is there (`sign` 1), or one less (-1)."""
-        self.decoding += sign
+        """One more request's answer is there (`sign` 1), or one less (-1). Several answers hold their prompt once."""
+        self.decoding += sign * booking.answers
         if self.decoding:
             self.answer_context = max(0.0, self.answer_context + sign * booking.context)
-            own = sign * (booking.prompt_tokens + booking.mean_tokens)
+            own = sign * (booking.prompt_tokens + booking.answers * booking.mean_tokens)
             self.kv_mean = max(0.0, self.kv_mean + own + self._share(booking, sign))
-            self.kv_variance = max(0.0, self.kv_variance + sign * booking.variance)
+            self.kv_variance = max(0.0, self.kv_variance + sign * booking.answers * booking.variance)
         else:  # sums of floats do not come back to nothing by themselves
             self.answer_context = self.kv_mean = self.kv_variance = 0.0
             self.shared.clear()
@@ -447,7 +447,7 @@ class InflightLoad:
         self.answer_over(booking, now)
         at = self.rows[row]
         booking.decode_row, booking.decode_life = row, at.life
-        booking.context = booking.prompt_tokens + booking.mean_tokens / 2
+        booking.context = booking.prompt_tokens + booking.answers * booking.mean_tokens / 2
         booking.opened_s = -1.0
         at.outlive(now)
         self._count(booking, row, 1)
@@ -520,6 +520,6 @@ class InflightLoad:
 
     def _count(self, booking: InflightRequest, row: int, sign: int) -> None:
         self.turn += 1
-        self.answers += sign
+        self.answers += sign * booking.answers
         self.rows[row].count(booking, sign, self.step_model.rows[row])
         self._mirror.changed(row)

@@ -18,7 +18,7 @@ class InflightRequest:
     """The bookings of one request. It has many attributes: each booked number is kept, to be taken back as it was."""
 
     __slots__ = (
-        "began_batch", "began_tpot_ms", "beginnings", "begins_s", "cached_tokens",
+        "answers", "began_batch", "began_tpot_ms", "beginnings", "begins_s", "cached_tokens",
         "chunks", "context", "decode_life", "decode_row", "first_margin", "first_s",
         "limits", "margin", "mean_tokens", "middle_tokens", "nth_prompt", "number", "opened_s",
         "pause_ms", "placed_s", "plain_ms", "prefill_life", "prefill_ms", "prefill_row", "prompt_tokens", "pull",
@@ -35,17 +35,17 @@ class InflightRequest:
         middle_tokens: float,
         variance: float,
         tpot_ms: float = math.inf,
+        answers: int = 1,
     ) -> None:
-        """A request that is not placed yet. `variance`: of its answer's length, in tokens²; `tpot_ms`: its target."""
+        """A request that is not placed yet. `variance`: of each answer's length, in tokens²; `tpot_ms`: its target."""
         self.number = 0
         """Its number in notes to router peers; 0: none yet; `OF_A_PEER`: it is a peer's request."""
         self.prompt_tokens = prompt_tokens
-        self.mean_tokens = mean_tokens
-        """The expected length of its answer."""
+        self.mean_tokens, self.answers = mean_tokens, answers
+        """The expected length of each of its answers, and their number."""
         self.short_tokens, self.middle_tokens = short_tokens, middle_tokens
         """The lengths of a short answer and of a median one (`answer_lengths.SHORT`, `MIDDLE`)."""
-        self.variance = variance
-        self.tpot_ms = tpot_ms
+        self.variance, self.tpot_ms = variance, tpot_ms
         self.prefill_row = -1
         self.prefill_life = -1
         self.prefill_ms = self.plain_ms = 0.0

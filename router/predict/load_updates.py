@@ -168,6 +168,7 @@ class LoadUpdates:
             of.pause_ms,
             chunks,
             0.0 if of.beginnings is None else of.beginnings.chunk_tokens,
+            of.answers,
         )
 
 

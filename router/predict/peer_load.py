@@ -172,6 +172,7 @@ def _booking_of(state: BookingState) -> InflightRequest:
         middle_tokens=state.middle_tokens,
         variance=state.variance,
         tpot_ms=state.tpot_ms or math.inf,
+        answers=state.answers,
     )
     booking.number, booking.pause_ms = OF_A_PEER, state.pause_ms
     return booking
@@ -194,4 +195,4 @@ def _leave(prefixes: PrefixCacheIndex | None, booking: InflightRequest | None, n
     """Its answer is over: it has used its prompt's blocks, and written about as many tokens as were expected."""
     if prefixes is not None and booking is not None and booking.decode_row >= 0 and booking.opened_s >= 0:
         prefixes.used(booking.decode_row, booking.chunks, now)
-        prefixes.wrote(booking.decode_row, round(booking.mean_tokens), now)
+        prefixes.wrote(booking.decode_row, round(booking.answers * booking.mean_tokens), now)

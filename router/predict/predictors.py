@@ -29,6 +29,9 @@ KEY_BYTES: Final = 32
 TOKENS_MAX: Final = 1 << 31
 """No text has so many tokens: larger counts are refused, so that sums stay within the range of numpy's columns."""
 
+ANSWERS_MAX: Final = 1024
+"""The answers that one request counts for: vLLM decodes as many together by default at most, and others wait in it."""
+
 
 class PredictedRequest:
     """One request with its predictions."""
@@ -99,6 +102,7 @@ class RequestPredictor:
             # A hold ends before the first picture: its size would say that the source has no more of the prompt.
             one_prompt=wanted.one_prompt and not media,
             output_tokens=outlook.mean,
+            answers=answers_to(body, prompts),
             output_lengths=outlook.lengths,
             output_variance=outlook.variance,
         )
@@ -152,6 +156,11 @@ def tokens_limit(path: str, body: Mapping[str, Any]) -> int | None:
     limit = body.get("max_completion_tokens")
     limit = _count(body.get("max_tokens") if limit is None else limit)
     return COMPLETION_TOKENS if limit is None and path == COMPLETIONS else limit
+
+
+def answers_to(body: Mapping[str, Any], prompts: int) -> int:
+    """The number of answers to so many prompts (`ReadPrompt`), `ANSWERS_MAX` at most."""
+    return min(ANSWERS_MAX, max(1, prompts) * (_count(body.get("n")) or 1))
 
 
 def _count(value: object, *, least: int = 1) -> int | None:

@@ -128,6 +128,7 @@ class Placements:
             middle_tokens=float(prices.lengths[MIDDLE]),
             variance=wanted.output_variance,
             tpot_ms=wanted.tpot_ms or math.inf,
+            answers=wanted.answers,
         )
         booking.cached_tokens = prices.cached_at(prompt_row)
         booking.margin, booking.sheds = prices.margin_at(answer_row), wanted.sheds
@@ -269,7 +270,7 @@ class Placements:
                 self._fleet.inflight.prompt_over(booking, now, done=False, presumed=True)
             if self._fleet.prefixes is not None and self._fleet.inflight.answers_at(booking):
                 self._fleet.prefixes.used(booking.decode_row, wanted.prefix, now)
-                self._fleet.prefixes.wrote(booking.decode_row, tokens or 0, now)
+                self._fleet.prefixes.wrote(booking.decode_row, booking.answers * (tokens or 0), now)
             self._fleet.inflight.answer_over(booking, now, 0 if paused else tokens or 0)
         if expected.lengths is not None and tokens:
             self.lengths.learn(expected.lengths, tokens, cut_off=cut_off)

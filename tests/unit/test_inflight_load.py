@@ -36,6 +36,13 @@ def booking(prompt: int = 1000, mean: float = 200.0, tpot: float = math.inf) -> 
     )
 
 
+def several(answers: int) -> InflightRequest:
+    return InflightRequest(
+        prompt_tokens=1000, mean_tokens=200.0, short_tokens=50.0, middle_tokens=50.0, variance=100.0, tpot_ms=40.0,
+        answers=answers,
+    )  # fmt: skip
+
+
 def place(here: InflightLoad, one: InflightRequest, row: int, ms: float, now: float) -> None:
     here.prompt_placed(one, row, ms, ms / 2, now)
     here.answer_placed(one, row, now)
@@ -50,6 +57,29 @@ def passed(here: InflightLoad, ms: float, now: float) -> float:
 
 
 FIRST_S = MAKE.first_ms / 1000
+
+
+def test_several_answers_to_one_prompt_are_booked_as_so_many_and_taken_back() -> None:
+    """Before, a request with `n` of 16 counted as one answer: its memory and its steps were too short by 15."""
+    here, many, other = inflight(), several(16), several(1)
+    place(here, other, 0, 30.0, 10.0)
+    at = here.rows[0]
+    before = (at.decoding, at.kv_mean, at.kv_variance, at.answer_context, at.step, at.kv_free, here.answers)
+    place(here, many, 0, 30.0, 10.0)
+    assert (at.decoding, here.answers) == (17, 17)
+    assert (at.kv_mean, at.kv_variance) == (2000.0 + 17 * 200.0, 17 * 100.0), "the prompt is there once"
+    assert at.step == pytest.approx(here.step_model.rows[0].decode_ms(17, 2000.0 + 17 * 100.0))
+    assert at.targets == {40.0: 2}
+    here.opened(many, 10.1)
+    here.answer_over(many, 12.0, 200)
+    assert (at.decoding, at.kv_mean, at.kv_variance, at.answer_context) == before[:4]
+    assert (at.targets, here.answers) == ({40.0: 1}, 1)
+    here.answer_over(other, 12.0)
+    assert (at.decoding, at.kv_mean, here.answers) == (0, 0.0, 0)
+    here.answer_placed(many, 1, 13.0)
+    here.know(1, MAKE)
+    here.answer_over(many, 14.0)
+    assert here.answers == 0, "its instance was replaced"
 
 
 def test_a_prompt_waits_for_those_before_it_and_no_longer() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -40,6 +41,19 @@ def read(number: int, *states: BookingState, over: tuple[int, ...] = ()) -> Load
     note = note_of(note_bytes(LoadNote("b", number, states, over)))
     assert isinstance(note, LoadNote), note
     return note
+
+
+def test_the_number_of_answers_is_told_and_an_older_router_s_is_one() -> None:
+    load, peer = peers()
+    peer.hear(read(1, replace(STATE, answers=16)), NOW)
+    assert load.rows[0].decoding == load.answers == 16
+    peer.hear(read(2, over=(1,)), NOW + 1.0)
+    assert load.rows[0].decoding == load.answers == 0
+    of_today: list[Any] = msgspec.msgpack.decode(note_bytes(LoadNote("b", 3, (replace(STATE, answers=16),))))
+    for answers, fields in ((1, of_today[2][0][:-1]), (16, [*of_today[2][0], "of a later version"])):
+        note = note_of(msgspec.msgpack.encode([*of_today[:2], [fields], *of_today[3:]]))
+        assert isinstance(note, LoadNote) and note.states[0].answers == answers
+    assert isinstance(note_of(note_bytes(LoadNote("b", 3, (replace(STATE, answers=0),)))), str)
 
 
 def ends(**changed: Any) -> None:

@@ -13,7 +13,7 @@ from router.core.unread import Sort, Unread
 from router.core.values import Wanted
 from router.predict.answer_lengths import Predictor, room_after
 from router.predict.chunks import CHUNK_BYTES
-from router.predict.predictors import RequestPredictor, answer_tokens, cached_in, chunk_key
+from router.predict.predictors import ANSWERS_MAX, RequestPredictor, answer_tokens, cached_in, chunk_key
 from router.request.heavy import read
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -117,6 +117,19 @@ def test_no_prediction_is_beyond_the_limit(path: str, body: dict[str, Any], limi
 def test_token_ids_are_counted_and_not_estimated() -> None:
     for prompt in ([5] * 700, [[5] * 700]):
         assert predictor().take(WANTED, COMPLETIONS, {"prompt": prompt}, scope=None).wanted.prompt_tokens == 700
+
+
+@pytest.mark.parametrize(
+    ("body", "answers"),
+    [
+        ({"prompt": TEXT}, 1), ({"prompt": TEXT, "n": 16}, 16), ({"prompt": [TEXT] * 50}, 50),
+        ({"prompt": [TEXT] * 3, "n": 4}, 12), ({"prompt": TEXT, "n": True}, 1), ({"prompt": TEXT, "n": None}, 1),
+        ({"prompt": TEXT, "n": -1}, 1), ({"prompt": TEXT, "n": 10**30}, 1), ({"prompt": TEXT, "n": 10**6}, ANSWERS_MAX),
+    ],
+)  # fmt: skip
+def test_answers_are_n_to_each_prompt(body: dict[str, Any], answers: int) -> None:
+    taken = predictor().take(WANTED, COMPLETIONS, body, scope=None)
+    assert taken.wanted.answers == answers
 
 
 def test_several_prompts_are_measured_together_and_an_engine_s_counts_are_of_all() -> None:

@@ -319,7 +319,11 @@ def test_kv_events_forget_what_is_gone_whatever_a_chunk_weighs(prompts: list[tup
 def test_a_thousand_instances_that_join_at_once_divide_the_index_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With each one that joined, the router that started stood still for seconds."""
     shrunk: list[HeldChunks] = []
-    monkeypatch.setattr(HeldChunks, "shrink", lambda held: shrunk.append(held))
+
+    def shrink(held: HeldChunks) -> None:
+        shrunk.append(held)
+
+    monkeypatch.setattr(HeldChunks, "shrink", shrink)
     index = PrefixCacheIndex(10_000)
     for row in range(1000):
         index.join(row, 400_000, 1)

@@ -365,6 +365,19 @@ def two_prefills(promise: Promise, *, places: int = 64) -> tuple[Scheduler, Sche
     return here, context, chosen.prefill
 
 
+def test_a_request_with_several_answers_takes_the_room_of_so_many_until_it_ends() -> None:
+    here = hands_over(1)
+    rows = here.view.all().inflight.rows
+    context = SchedulingContext(replace(WANTED, answers=16))
+    chosen, _ = here.choose(context, ASK, WANTED.arrived)
+    assert chosen.decode == D
+    at = rows[here.view.get(D).row]
+    assert at.decoding == 16
+    here.opened(context, WANTED.arrived + 0.1)
+    here.finish(context, WANTED.arrived + 1.0, 20)
+    assert (at.decoding, at.kv_mean, at.answer_context) == (0, 0.0, 0.0)
+
+
 def in_lanes(here: Scheduler) -> int:
     """The number of late prompts that count against the instances kept for prompts in time."""
     assert here.admission is not None
