@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 import types
 import typing
@@ -50,7 +51,9 @@ def flag_of(name: str) -> str:
 
 def broken_bound(said: About, number: float) -> str | None:
     """The bound of a setting that a number breaks, as in ``at least 1``; None: it breaks none."""
-    if said.at_least is not None and number < said.at_least:
+    if not abs(number) < math.inf:  # `nan` is not below a bound either
+        return "a finite number"
+    if said.at_least is not None and not number >= said.at_least:
         return f"at least {shown(said.at_least)}"
     if said.above is not None and not number > said.above:
         return f"above {shown(said.above)}"

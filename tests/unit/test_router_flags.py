@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Role
 from cluster.keys import digest, key_line
-from cluster.spec import Spec, parse
+from cluster.spec import Limits, RouterSettings, Spec, parse
+from cluster.spec.about import flag_of, settings_of
 from router.api.config import RouterConfig
 
 FILE = """
@@ -44,6 +46,20 @@ def test_aliases_of_the_file_and_of_flags() -> None:
 def test_a_malformed_alias_is_refused(wrong: str) -> None:
     with pytest.raises(UsageError, match="NAME=MODEL"):
         router._aliases(args("--alias", wrong), None)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_no_setting_takes_a_number_that_is_not_finite(wrong: float) -> None:
+    instance = Instance(id=InstanceId("both-0"), role=Role.BOTH, url="http://127.0.0.1:1")
+    bounded = 0
+    for section in (Limits, RouterSettings):
+        for name, setting in settings_of(section).items():
+            if setting.kind is float and hasattr(RouterConfig, name):
+                bounded += 1
+                with pytest.raises(UsageError, match=f"{flag_of(name)} is {wrong}: it must be a finite number"):
+                    RouterConfig(instances=(instance,), **{name: wrong})
+    assert bounded
+    assert RouterConfig(instances=(instance,), body_bytes_max=10**12).body_bytes_max == 10**12
 
 
 def test_files_are_beside_the_cluster_file_unless_flags_name_others(tmp_path: Path) -> None:
