@@ -10,9 +10,7 @@ import numpy as np
 
 from loadgen.arrival import Arrival, BadRow, Row
 from loadgen.traces.fields import RowFault, numbered
-
-LEAP_S = 3600.0
-"""A row that is so much later than the next one, in seconds, has a wrong stamp."""
+from loadgen.traces.leaps import LEAP_S, Leaps, Numbered
 
 LOOK_ROWS = 256
 """Rows that are enough to see whether a trace's stamps are quantised."""
@@ -21,12 +19,12 @@ LOOK_ROWS = 256
 def rows(lines: Iterable[str], parse: Callable[[str], Arrival | None]) -> Iterator[Row]:
     """Parse line by line; `parse` gives None for a header. A row that is earlier than the one before it is bad. But if
     the row before is a late one, that one is bad instead: one stamp of a wrong day would make the later rows bad. A row
-    is late if the next row is earlier by `LEAP_S`, or the next two are earlier, and they follow the rows before it. The
-    last row is late if the trace is silent before it for `LEAP_S`, and for longer than all of it had lasted.
+    is late if the next two are earlier and follow the rows before it; rows are late, too, if they are a run after a
+    leap of time and what comes next is earlier (`loadgen.traces.leaps`).
 
     Times stay as the trace has them: from its own zero.
     """
-    stamps = _Stamps()
+    leaps, stamps = Leaps(), _Stamps()
     for at, line in numbered(lines):
         try:
             arrival = parse(line)
@@ -34,23 +32,33 @@ def rows(lines: Iterable[str], parse: Callable[[str], Arrival | None]) -> Iterat
             yield BadRow(at, str(fault))
             continue
         if arrival is not None:
-            yield from stamps.take(at, arrival)
+            yield from _sorted(leaps.take(at, arrival), stamps)
+    last: list[BadRow] = []
+    for row in leaps.end():
+        if isinstance(row, BadRow):
+            last.append(row)
+        else:
+            yield from stamps.take(*row)
     yield from stamps.end()
+    yield from last
 
 
-_Numbered = tuple[int, Arrival]
-"""A row's line, and the row."""
+def _sorted(found: Iterable[Numbered | BadRow], stamps: _Stamps) -> Iterator[Row]:
+    for row in found:
+        if isinstance(row, BadRow):
+            yield row
+        else:
+            yield from stamps.take(*row)
 
 
 class _Stamps:
     """Checks the order of stamps; holds the latest row, and one after it that is earlier, until the next ones come."""
 
     def __init__(self) -> None:
-        self._first_s: float | None = None
         self._last_s = 0.0
         """The stamp of the last row given out."""
-        self._late: _Numbered | None = None
-        self._doubted: _Numbered | None = None
+        self._late: Numbered | None = None
+        self._doubted: Numbered | None = None
 
     def take(self, at: int, arrival: Arrival) -> Iterator[Row]:
         """The rows that are sure, now that this one has come."""
@@ -76,14 +84,8 @@ class _Stamps:
     def end(self) -> Iterator[Row]:
         """The rows that are left, now that no other one comes."""
         yield from self._refuse_doubted()
-        if self._late is None:
-            return
-        line, late = self._late
-        silent_s, span_s = late.at_s - self._last_s, self._last_s - (self._first_s or 0.0)
-        if self._first_s is not None and silent_s > max(LEAP_S, span_s):
-            yield BadRow(line, f"the last row is {silent_s:.6g} s later than the one before it")
-        else:
-            yield self._given(late)
+        if self._late is not None:
+            yield self._given(self._late[1])
 
     def _refuse_doubted(self) -> Iterator[Row]:
         """The row before the one in doubt was right."""
@@ -104,7 +106,6 @@ class _Stamps:
 
     def _given(self, arrival: Arrival) -> Arrival:
         self._last_s = arrival.at_s
-        self._first_s = arrival.at_s if self._first_s is None else self._first_s
         return arrival
 
 

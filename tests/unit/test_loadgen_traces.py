@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from loadgen import servegen
-from loadgen.arrival import Arrival, BadRow
+from loadgen.arrival import Arrival, BadRow, Row
 from loadgen.shaping import window
 from loadgen.summary import Summary, summary_of
-from loadgen.traces import FORMATS, detect
+from loadgen.traces import FORMATS, detect, mooncake
 from loadgen.traces.azure import seconds
+from loadgen.traces.leaps import HELD_MAX
+from loadgen.traces.ordered import rows
 
 MOONCAKE = [
     '{"timestamp": 27000, "input_length": 1030, "output_length": 52, "hash_ids": [46, 47, 48]}',
@@ -327,6 +330,29 @@ def test_real_servegen() -> None:
         ([0, 7200, 14_400], [], [0, 7200, 14_400]),
         ([0, 3600], [], [0, 3600]),
         ([1_700_000_000], [], [1_700_000_000]),
+        (  # two rows of a wrong time in the middle, and a row of a right time that comes too late
+            [1, 2, 90_000, 90_001, 3, 4, 3, 5],
+            [
+                (3, "not sorted: 89997 s later than line 5"),
+                (4, "not sorted: 89998 s later than line 5"),
+                (7, "not sorted: 1 s earlier than line 6"),
+            ],
+            [1, 2, 3, 4, 5],
+        ),
+        (  # a single row that was written down late after a pause does not make the rows after the pause bad
+            [0, 1, 40_000, 40_001, 40_002, 5, 40_003],
+            [(6, "not sorted: 39997 s earlier than line 5")],
+            [0, 1, 40_000, 40_001, 40_002, 40_003],
+        ),
+        (  # two kinds of wrong time
+            [*range(30), 50_000, 900_000, 50_001],
+            [
+                (32, "not sorted: 849999 s later than line 33"),
+                (31, "the last 2 rows are 49971 s later than the one before them"),
+                (33, "the last 2 rows are 49971 s later than the one before them"),
+            ],
+            [*range(30)],
+        ),
     ],
 )
 def test_one_stamp_of_a_wrong_time_makes_no_later_row_bad(
@@ -339,3 +365,50 @@ def test_one_stamp_of_a_wrong_time_makes_no_later_row_bad(
     if kept is not None:
         assert len(told) == len(bad)
         assert [row.at_s for row in found if isinstance(row, Arrival)] == [at - kept[0] for at in kept]
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 3])
+@pytest.mark.parametrize("place", [0, 1, 100, 199, 200])
+def test_rows_of_a_wrong_clock_are_bad_and_the_others_are_kept(place: int, wrong: int) -> None:
+    right = [at / 10 for at in range(200)]
+    found = read_stamps([*right[:place], *(100_000 + number / 10 for number in range(wrong)), *right[place:]])
+    bad = [row.line for row in found if isinstance(row, BadRow)]
+    assert bad == list(range(place + 1, place + wrong + 1))
+    assert [row.at_s for row in found if isinstance(row, Arrival)] == pytest.approx(right)
+
+
+@pytest.mark.parametrize("after", [41, 100, 2000, 5000])
+def test_rows_after_a_quiet_night_are_kept(after: int) -> None:
+    stamps = [*map(float, range(200)), *(40_000.0 + number for number in range(after))]
+    found = read_stamps(stamps)
+    assert [row.at_s for row in found if isinstance(row, Arrival)] == stamps
+
+
+def test_three_wrong_rows_at_the_end_of_twenty_are_bad() -> None:
+    found = read_stamps([*(at / 10 for at in range(20)), 1e6, 1e6, 1e6])
+    assert [row.line for row in found if isinstance(row, BadRow)] == [21, 22, 23]
+
+
+def test_a_night_shorter_than_the_day_before_is_kept_before_one_row() -> None:
+    stamps = [*(60.0 * number for number in range(1000)), 100_000.0]
+    assert [row.at_s for row in read_stamps(stamps) if isinstance(row, Arrival)] == stamps
+
+
+def test_few_rows_are_held_while_a_trace_is_read() -> None:
+    read_ahead = 0
+
+    def lines() -> Iterator[str]:
+        nonlocal read_ahead
+        for number in range(3 * HELD_MAX):
+            read_ahead += 1
+            yield M % (4_000_000 * number, 5, 5, "[1]")
+
+    for row in rows(lines(), mooncake._parse):
+        assert isinstance(row, Arrival)
+        read_ahead -= 1
+        assert read_ahead <= HELD_MAX + 2
+
+
+def read_stamps(stamps: list[float]) -> list[Row]:
+    lines = [M % (1000 * at, 5, 5, "[1]") for at in stamps]
+    return list(FORMATS["mooncake"](lines, np.random.default_rng(1), 0.0))
