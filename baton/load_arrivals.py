@@ -23,7 +23,7 @@ from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
 from loadgen import arrivals as processes
 from loadgen import lengths, servegen, traces
-from loadgen.arrival import Arrival, BadRow, Row
+from loadgen.arrival import SPAN_MAX_S, Arrival, BadRow, Row
 from loadgen.made import made
 from loadgen.shaping import denser, faster, window
 
@@ -41,9 +41,6 @@ ARRIVALS_MAX = 5_000_000
 
 RATE_SCALE_MAX = 10_000.0
 """Most copies of one arrival: they are held in memory until they are due."""
-
-SPAN_MAX_S = 1e9
-"""The longest load: 31 years. Simulated clocks count nanoseconds in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)

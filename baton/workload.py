@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from baton.load_arrivals import ARRIVALS_MAX, SPAN_MAX_S, lengths_from
+from baton.load_arrivals import ARRIVALS_MAX, lengths_from
 from baton.load_flags import WHOLE_MAX
 from baton.output import say
 from cluster.errors import UsageError
 from cluster.spec.reader import value_in
 from loadgen import arrivals as processes
-from loadgen.arrival import Arrival
+from loadgen.arrival import SPAN_MAX_S, Arrival
 from loadgen.lengths import Lengths
 from loadgen.made import made
 from loadgen.shaping import window

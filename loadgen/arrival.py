@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+SPAN_MAX_S = 1e9
+"""The longest load: 31 years. Simulated clocks count nanoseconds in 64 bits."""
+
 
 class Arrival(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A request's arrival and size. The prompt's text is not part of it: `loadgen.prompts` makes one."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from loadgen.arrival import Arrival, BadRow
+from loadgen.arrival import SPAN_MAX_S, Arrival, BadRow
 
 LEAP_S = 3600.0
 """A row that is so much later than the one before it, in seconds, may have a wrong stamp."""
@@ -17,6 +17,8 @@ HELD_MAX = 1000
 
 SHORT = 5
 """The last rows of a trace are few if the rows before them are so many times as many."""
+
+TOO_LATE = f"later than the first row; a load lasts up to {SPAN_MAX_S:g} s"
 
 Numbered = tuple[int, Arrival]
 """A row's line, and the row."""
@@ -137,15 +139,21 @@ class Leaps:
         self._held -= len(self._back)
         self._back = []
 
-    def _settle(self) -> Iterator[Numbered]:
-        """Give on the first run."""
+    def _settle(self) -> Iterator[Numbered | BadRow]:
+        """Give on the first run; refuse the trace's first one if more rows come so long after it as no load lasts."""
         run = self._runs.pop(0)
         self._held -= len(run.rows)
+        ahead_s = self._runs[0].first_s - run.last_s if self._runs else 0.0
+        if not self._given and ahead_s > SPAN_MAX_S and self._size(0) > len(run.rows):
+            for at, _ in run.rows:
+                yield BadRow(at, f"{ahead_s:.6g} s earlier than the rows after it; a load lasts up to {SPAN_MAX_S:g} s")
+            return
         self._last_s = run.last_s
         for row in run.rows:
             yield self._give(row)
 
-    def _give(self, row: Numbered) -> Numbered:
+    def _give(self, row: Numbered) -> Numbered | BadRow:
         self._first_s = row[1].at_s if not self._given else self._first_s
         self._given += 1
-        return row
+        after_s = row[1].at_s - self._first_s
+        return row if after_s <= SPAN_MAX_S else BadRow(row[0], f"{after_s:.6g} s {TOO_LATE}")

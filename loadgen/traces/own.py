@@ -12,21 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.arrival import Arrival, BadRow, Row
+from loadgen.arrival import SPAN_MAX_S, Arrival, BadRow, Row
 from loadgen.traces.fields import RowFault, blocks, count, json_row, number, numbered, text
+from loadgen.traces.leaps import TOO_LATE
 from loadgen.traces.ordered import spread
 
 
 def read(lines: Iterable[str], rng: np.random.Generator, tick_s: float | None = None) -> Iterator[Row]:
     """Arrivals of our own record, bad rows first. Times stay as written: a record's zero is the start of its load."""
-    good: list[Arrival] = []
+    found: list[tuple[int, Arrival]] = []
     for at, line in numbered(lines):
         try:
-            good.append(_parse(line))
+            found.append((at, _parse(line)))
         except RowFault as fault:
             yield BadRow(at, str(fault))
-    good.sort(key=lambda arrival: arrival.at_s)
-    yield from spread(good, tick_s or 0.0, rng)
+    found.sort(key=lambda row: row[1].at_s)
+    far = [(at, ahead_s) for at, row in found if (ahead_s := row.at_s - found[0][1].at_s) > SPAN_MAX_S]
+    if len(far) * 2 > len(found):
+        far = []  # the first row is wrong rather than most of them: the load is refused as a whole
+    yield from (BadRow(at, f"{ahead_s:.6g} s {TOO_LATE}") for at, ahead_s in far)
+    yield from spread([row for _, row in found[: len(found) - len(far)]], tick_s or 0.0, rng)
 
 
 def _parse(line: str) -> Arrival:

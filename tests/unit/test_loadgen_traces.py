@@ -412,3 +412,23 @@ def test_few_rows_are_held_while_a_trace_is_read() -> None:
 def read_stamps(stamps: list[float]) -> list[Row]:
     lines = [M % (1000 * at, 5, 5, "[1]") for at in stamps]
     return list(FORMATS["mooncake"](lines, np.random.default_rng(1), 0.0))
+
+
+@pytest.mark.parametrize(
+    ("stamps", "bad"),
+    [([0, 1, 1e12, 1e12], [3, 4]), ([0, 1, 1e12, 1e12 + 1, 2, 3], [3, 4]), ([0, 1.7e9, 1.7e9, 1.7e9 + 1], [1])],
+)
+def test_a_stamp_that_no_load_reaches_is_a_bad_row(stamps: list[float], bad: list[int]) -> None:
+    found = read_stamps(stamps)
+    told = {row.line: row.what for row in found if isinstance(row, BadRow)}
+    assert sorted(told) == bad and len(found) == len(stamps)
+    if bad == [3, 4] and len(stamps) == 4:
+        assert told[4] == "1e+12 s later than the first row; a load lasts up to 1e+09 s"
+
+
+def test_a_record_with_a_stamp_that_no_load_reaches_has_a_bad_row() -> None:
+    row = '{"at_s": %s, "input_tokens": 1, "output_tokens": 1}'
+    found = list(FORMATS["baton"]([row % at for at in (1, 1e12, 2)], np.random.default_rng(1), 0.0))
+    assert [(each.line, each.what) for each in found if isinstance(each, BadRow)] == [
+        (2, "1e+12 s later than the first row; a load lasts up to 1e+09 s")
+    ]
