@@ -28,6 +28,9 @@ KEY_HEADERS = ("authorization", "x-api-key")
 
 _SCHEME = "bearer "
 
+_OWNED = re.compile(r"[^#]+#\s*([A-Za-z0-9][A-Za-z0-9._-]*), \d{4}-\d\d-\d\d\s*")
+"""A key's line with the remark that `baton key new` writes: NAME, date."""
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -67,6 +70,15 @@ def read_digests(text: str) -> tuple[str, ...]:
             raise NotAKeyFile(f"line {number} is {what}: `baton key new` writes such a line")
         found.append(word)
     return tuple(found)
+
+
+def owners(text: str) -> dict[str, int]:
+    """The names in the remarks of a key file, as `baton key new` writes them, each with its first line's number."""
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if owned := _OWNED.fullmatch(line):
+            found.setdefault(owned[1], number)
+    return found
 
 
 def whose(key: str, digests: Mapping[str, Iterable[str]]) -> str | None:

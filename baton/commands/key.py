@@ -12,6 +12,7 @@ that older keys keep working until their lines are removed. The key alone is on 
 examples:
   baton key new acme                       # appends to keys/acme
   baton key new acme --file /etc/baton/acme
+  baton key new ada --operator             # appends to keys/admin, for `admin_key_file`
   baton key tickets keys/tickets                          # for `baton router --ticket-keys-file`
   baton key tickets keys/tickets --instance decode-0      # keys/tickets.decode-0, for that instance's engine
   baton key registry keys                                 # keys/users.acl for Redis, and a password file for each user
@@ -31,7 +32,7 @@ from baton.output import emit, say
 from baton.tenant_keys import FILE_BYTES_MAX
 from baton.ticket_keys import add_fleet_key, write_instance_file, write_private
 from cluster.errors import UsageError
-from cluster.keys import KEY_BYTES, NotAKeyFile, key_line, make_key, read_digests
+from cluster.keys import KEY_BYTES, NotAKeyFile, key_line, make_key, owners, read_digests
 from cluster.registry.layout import USERS, users
 from cluster.registry.registry import DEFAULT_CLUSTER
 from cluster.spec.about import NAME
@@ -45,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     new = actions.add_parser("new", help="make a key for a tenant", description="Print a fresh key, once.")
     new.add_argument("tenant", metavar="TENANT", help="its name in the cluster file")
-    new.add_argument("--file", type=Path, metavar="FILE", help="its key file (default: keys/TENANT)")
+    new.add_argument("--file", type=Path, metavar="FILE", help="its key file (default: keys/TENANT, or keys/admin)")
+    new.add_argument(
+        "--operator", action="store_true", help="TENANT is an operator: a file of operators' keys has several names"
+    )
     new.add_argument("--json", action="store_true", help="one JSON object on stdout")
     tickets = actions.add_parser(
         "tickets", help="make keys for tickets", description="Make or extend a fleet's key file, or an engine's."
@@ -79,17 +83,19 @@ def run(args: argparse.Namespace) -> int:
         return _registry(args)
     if not NAME.fullmatch(args.tenant):
         raise UsageError(f"TENANT {args.tenant!r}: write letters, digits, `.`, `_`, `-`, up to 63")
-    file = args.file or Path("keys") / args.tenant
+    file = args.file or Path("keys") / ("admin" if args.operator else args.tenant)
     key = make_key(secrets.token_bytes(KEY_BYTES))
     try:
-        keys = append(file, key_line(key, f"{args.tenant}, {datetime.now(tz=UTC):%Y-%m-%d}"))
+        line = key_line(key, f"{args.tenant}, {datetime.now(tz=UTC):%Y-%m-%d}")
+        keys = append(file, line, None if args.operator else args.tenant)
     except OSError as error:
         raise UsageError(f"--file {file}: {(error.strerror or str(error)).lower()}; name another file") from error
     if args.json:
         emit({"event": "key", "tenant": args.tenant, "key": key, "file": str(file), "keys": keys})
         return 0
     print(key)
-    say(f"{file} has {keys} key{'' if keys == 1 else 's'} of {args.tenant}. This one is shown only now: keep it.")
+    of = "operators" if args.operator else args.tenant
+    say(f"{file} has {keys} key{'' if keys == 1 else 's'} of {of}. This one is shown only now: keep it.")
     return 0
 
 
@@ -138,13 +144,14 @@ def _registry(args: argparse.Namespace) -> int:
     return 0
 
 
-def append(file: Path, line: str) -> int:
+def append(file: Path, line: str, tenant: str | None = None) -> int:
     """Add a line to a key file; return how many keys it has then. New files and folders can be read by the owner alone.
 
-    An existing file is never overwritten. A symbolic link is refused, since it may lead anywhere.
+    An existing file is never overwritten. A symbolic link is refused, since it may lead anywhere. Keys of one file have
+    one identity: with a `tenant`, a file of another one's keys is refused.
 
     Raises:
-        UsageError: the file holds anything but keys, or is too long.
+        UsageError: the file holds anything but keys, or another tenant's keys, or is too long.
         OSError: it cannot be written, or is a link.
     """
     for folder in reversed(file.absolute().parents):  # mkdir(parents=True) gives only the last folder this mode
@@ -156,12 +163,21 @@ def append(file: Path, line: str) -> int:
         before = opened.read(FILE_BYTES_MAX + 1)
         try:
             known = read_digests(before.decode())
+            others = (
+                {} if tenant is None else {name: at for name, at in owners(before.decode()).items() if name != tenant}
+            )
         except NotAKeyFile as error:
             raise UsageError(f"--file {file}: {error}; name another file, nothing was written") from error
         except UnicodeDecodeError as error:
             raise UsageError(f"--file {file}: no key file; name another one, nothing was written") from error
         if len(before) > FILE_BYTES_MAX:
             raise UsageError(f"--file {file}: more than {FILE_BYTES_MAX} bytes; name another one")
+        for other, at in others.items():
+            raise UsageError(
+                f"--file {file}: line {at} is a key of {other}, and all keys of a file are one tenant's: name "
+                f"another file for {tenant} (without --file it is keys/{tenant}), or give --operator if its keys are "
+                "operators'; nothing was written"
+            )
         broken = b"\n" if before and not before.endswith(b"\n") else b""
         opened.write(broken + line.encode())
         os.fsync(opened.fileno())

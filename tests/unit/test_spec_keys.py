@@ -105,6 +105,26 @@ def test_another_key_leaves_the_first_one_valid(here: Path, capsys: pytest.Captu
     assert mode(here / "a") == mode(here / "a" / "b") == 0o700
 
 
+def test_a_file_of_another_tenants_keys_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "new", "acme"]) == 0
+    before = (here / "keys" / "acme").read_text()
+    capsys.readouterr()
+    assert main(["key", "new", "beta", "--file", "keys/acme"]) == 2
+    told = capsys.readouterr()
+    assert "--file keys/acme: line 1 is a key of acme" in told.err
+    assert "name another file for beta" in told.err
+    assert told.out == ""
+    assert (here / "keys" / "acme").read_text() == before
+    (here / "keys" / "acme").write_text(f"{digest(KEY)}  # written by hand, for beta\n{digest('b')}\n")
+    assert main(["key", "new", "beta", "--file", "keys/acme"]) == 0
+
+
+def test_operators_share_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "new", "ada", "--operator"]) == main(["key", "new", "bob", "--operator"]) == 0
+    assert "keys/admin has 2 keys of operators" in capsys.readouterr().err
+    assert len(read_digests((here / "keys" / "admin").read_text())) == 2
+
+
 def test_a_new_key_as_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["key", "new", "acme", "--json"]) == 0
     captured = capsys.readouterr()
