@@ -89,7 +89,7 @@ def add_request(group: Any) -> None:
         help="at most N requests open at once; the load is then not open-loop",
     )
     group.add_argument(
-        "--senders", type=_whole, default=1, metavar="N", help="processes that share the load (default 1)"
+        "--senders", type=_senders, default=1, metavar="N", help="processes that share the load (default 1)"
     )
     group.add_argument("--no-stages", action="store_true", help="do not ask for the router's timing parts")
 
@@ -178,12 +178,22 @@ def add_result(group: Any) -> None:
 # flags' values
 
 
+SENDERS_MAX = 256
+"""Most processes that share a load."""
+
 WHOLE_MAX = 10**15
 """The largest whole number of a flag: it has room to be multiplied in 64 bits."""
 
 
 def _whole(text: str) -> int:
     return _number(text, 1)
+
+
+def _senders(text: str) -> int:
+    number = _whole(text)
+    if number > SENDERS_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is more than {SENDERS_MAX}; each is a process that keeps a core busy")
+    return number
 
 
 def _natural(text: str) -> int:

@@ -169,7 +169,7 @@ class ManySenders:
     """Sends from several processes, each with every n-th request: the same requests at the same moments as one."""
 
     def __init__(self, url: str, count: int) -> None:
-        self._url, self._count = url, count
+        self._url, self._most, self._count = url, count, count
         self._children: list[_Child] = []
         self._load = RunningLoad()
         self._start_at = 0.0
@@ -178,8 +178,9 @@ class ManySenders:
     async def send(
         self, arrivals: Sequence[Arrival], sending: Sending, on_record: OnRecord, on_tick: OnTick
     ) -> LoadSent:
-        """Send them all, and wait for the answers."""
+        """Send them all, and wait for the answers. There is no sender without a request."""
         self._load, self._cut, self._children = RunningLoad(), False, []
+        self._count = min(self._most, max(1, len(arrivals)))
         try:
             for number in range(self._count):
                 if self._load.stopped:

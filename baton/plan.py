@@ -13,7 +13,7 @@ from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import Spec, flags, instances
 from cluster.spec.plan import PlannedInstance, one_of_each
-from cluster.spec.settings import NO_TIERS, KvTiers
+from cluster.spec.settings import NO_TIERS, POOL_MAX, KvTiers
 from engine.tiny import NAME
 from engine.vllm.command import workers
 from engine.vllm.hardware import EngineHardware
@@ -158,11 +158,16 @@ def from_counts(
     """The engines of ``--prefill N --decode N --both N``, all of one model.
 
     Raises:
-        UsageError: a count below 0, or nothing at all.
+        UsageError: a count below 0 or above `POOL_MAX`, or nothing at all.
     """
     for role, count in counts.items():
         if count < 0:
             raise UsageError(f"--{role.value} is {count}: it must be 0 or more")
+        if count > POOL_MAX:
+            most = f"at most {POOL_MAX}"
+            raise UsageError(
+                f"--{role.value} is {count}: it must be {most}; write a number that is {most}, or leave it out"
+            )
     if not any(counts.values()):
         raise UsageError("--prefill, --decode and --both are all 0: nothing would serve")
     return [

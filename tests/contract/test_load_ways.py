@@ -162,6 +162,14 @@ async def test_a_stop_before_the_start_is_no_death_of_a_sender(engine: FakeEngin
     assert streamed(engine) == []
 
 
+async def test_there_is_no_sender_without_a_request(engine: FakeEngine) -> None:
+    senders = ManySenders(engine.url, 50)
+    async with asyncio.timeout(60):
+        sent = await senders.send(arrivals(2), SENDING, nothing, nothing)
+    assert len(senders._children) == 2
+    assert sent.load.sent == 2
+
+
 @pytest.mark.parametrize("last", [False, True], ids=["first", "last"])
 async def test_a_stop_while_senders_are_started_is_kept(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, last: bool

@@ -121,3 +121,10 @@ def test_a_given_seed_goes_before_a_workload_files_own(tmp_path: Path) -> None:
     assert own == workload(file, 7) and own != given_
     file.write_text(file.read_text().replace("seed: 7\n", ""))
     assert workload(file, 8) == given_
+
+
+def test_the_number_of_senders_is_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert args("--senders", "256").senders == 256
+    with pytest.raises(SystemExit, match="2"):
+        args("--senders", "5000")
+    assert "argument --senders: 5000 is more than 256" in capsys.readouterr().err

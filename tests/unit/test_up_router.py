@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from baton.commands import router, up
+from baton.plan import from_counts
+from cluster.errors import UsageError
+from cluster.instance import Role
 from cluster.spec import parse
 
 FILE = """
@@ -54,3 +57,10 @@ def test_flags_win_over_the_file_and_the_file_over_defaults() -> None:
     assert found["host"] == "127.0.0.1"
     bare = router._settings(parser.parse_args([]), None)
     assert bare == {}, "the router's own defaults"
+
+
+@pytest.mark.parametrize("role", Role)
+def test_no_pool_has_more_instances_than_a_file_allows(role: Role) -> None:
+    with pytest.raises(UsageError, match=f"--{role.value} is 1000000: it must be at most 1000; write a number"):
+        from_counts({role: 1_000_000}, None, None, [])
+    assert len(from_counts({role: 1000}, None, None, [])) == 1000
