@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from baton.file_kinds import exists
+from baton.file_kinds import exists, is_file
 from cluster.errors import UsageError
 from cluster.spec import Model, Parsed, Spec, check_outside, parse
 from cluster.spec.tree import TEXT_CHARS_MAX
@@ -30,6 +30,7 @@ def read(name: str) -> Parsed:
     return check_outside(
         parsed,
         exists=lambda path: exists(Path(path)),
+        fault=_fault,
         policies=POLICIES,
         beside=lambda path: str(beside(name, path)),
     )
@@ -60,6 +61,24 @@ def beside(name: str, path: str) -> Path:
     """The path of a file named in the cluster file `name`: relative paths begin in the cluster file's folder."""
     folder = Path() if name == "-" else Path(name).parent
     return folder / Path(path).expanduser()
+
+
+def _fault(setting: str, path: str) -> str | None:
+    """What is wrong with a file that a cluster file names, by the setting that names it; None: nothing."""
+    from baton.tenant_keys import key_file_fault
+
+    file = Path(path)
+    if not is_file(file):
+        return "no ordinary file"
+    if setting in {"key_file", "admin_key_file"}:
+        return key_file_fault(file)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    if setting == "password_file":
+        return None if data.strip() else "holds no password"
+    return None if b"-----BEGIN " in data else "holds nothing in PEM format"
 
 
 def _text(name: str) -> str:

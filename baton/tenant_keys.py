@@ -39,6 +39,17 @@ def open_all_keys(whose: str, files: Iterable[Path]) -> Keys:
     return lambda: tuple(key for keys in opened for key in keys())
 
 
+def key_file_fault(file: Path) -> str | None:
+    """What is wrong with a key file that exists; None: nothing."""
+    try:
+        keys = KeyFile(file, read_digests, bytes_max=FILE_BYTES_MAX).get()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    except ValueError as error:
+        return str(error)
+    return None if keys else "holds no key, so that no key works"
+
+
 def open_keys(whose: str, file: Path, how: str = "") -> Keys:
     """The keys in a file, read again after a change. `whose` begins the message about a bad file, `how` ends it.
 

@@ -72,7 +72,10 @@ class KeyFile(Generic[T]):
 
     def _load(self) -> T:
         with self.path.open(encoding="utf-8") as file:
-            text = file.read(self._bytes_max + 1)
+            try:
+                text = file.read(self._bytes_max + 1)
+            except UnicodeDecodeError:
+                raise ValueError("no key file: its text is not UTF-8") from None
         if len(text) > self._bytes_max:
             raise ValueError(f"larger than {self._bytes_max} bytes")
         return self._read(text)

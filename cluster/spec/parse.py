@@ -86,13 +86,15 @@ def check_outside(
     parsed: Parsed,
     *,
     exists: Callable[[str], bool],
+    fault: Callable[[str, str], str | None] = lambda _name, _file: None,
     policies: Collection[str],
     beside: Callable[[str], str] = str,
 ) -> Parsed:
-    """Add the problems that only the machine that reads the file can find: missing files, unknown policies.
+    """Add the problems that only the machine that reads the file can find: unfit or missing files, unknown policies.
 
-    `beside` turns a path as the file names it, relative to itself, into a path for `exists`. A missing file is a
-    warning: it may exist where the cluster runs.
+    `beside` turns a path as the file names it, relative to itself, into a path for `exists`. `fault` says
+    what is wrong with a file that exists, by the setting's name. A missing or unfit file is a warning: where the
+    cluster runs, it may be another one.
     """
     spec = parsed.spec
     if spec is None:
@@ -105,10 +107,16 @@ def check_outside(
         if not exists(file):
             fix = f"`baton key new {name} --file {file}` makes one"
             reader.tell(("tenants", name, "key_file"), f"no file {file} here", fix, severity=Severity.WARNING)
+        elif found := fault("key_file", file):
+            fix = f"`baton key new {name} --file FILE` writes such a file"
+            reader.tell(("tenants", name, "key_file"), f"{file}: {found}", fix, severity=Severity.WARNING)
     for path, said in _files(spec):
         if not exists(file := beside(said)):
             fix = "write its path, relative to the cluster file"
             reader.tell(path, f"no file {file} here", fix, severity=Severity.WARNING)
+        elif found := fault(path[-1], file):
+            fix = "give a file that the cluster can be started with"
+            reader.tell(path, f"{file}: {found}", fix, severity=Severity.WARNING)
     if spec.router.policy not in policies:
         near = nearest(spec.router.policy, policies)
         fix = f"did you mean `{near}`?" if near else f"write one of {quoted(sorted(policies))}"
@@ -116,7 +124,7 @@ def check_outside(
     return replace(_parsed(parsed.file, spec, reader.problems, parsed.places), text=parsed.text)
 
 
-def _files(spec: Spec) -> Iterator[tuple[FieldPath, str]]:
+def _files(spec: Spec) -> Iterator[tuple[tuple[str, str], str]]:
     """The files that the registry and the router are given, where the file names them."""
     for name in ("password_file", "ca_file"):
         if (said := getattr(spec.registry, name)) is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from baton.cli import main
+from cluster.keys import key_line
 
 BARE = "models: [{name: org/model}]\n"
 
@@ -65,7 +66,7 @@ def test_warnings_alone_exit_with_0(here: Path, capsys: pytest.CaptureFixture[st
 def test_files_are_looked_for_beside_the_cluster_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = here / "deploy"
     (folder / "keys").mkdir(parents=True)
-    (folder / "keys" / "acme").touch()
+    (folder / "keys" / "acme").write_text(key_line("sk-acme"))
     (folder / "prod.yaml").write_text(BARE + "tenants: {acme: {}}\n")
     assert main(["lint", "deploy/prod.yaml"]) == 0
     assert capsys.readouterr().out == "deploy/prod.yaml: ok\n"
@@ -178,3 +179,45 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str], command: str) -
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
     assert "example" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "no ordinary file"),
+        (b"\xff\x00\x80", "no key file: its text is not UTF-8"),
+        (b"", "holds no key, so that no key works"),
+        (b"# none yet\n", "holds no key, so that no key works"),
+        (b"sk-baton-secret\n", "line 1 is a key itself"),
+    ],
+)
+def test_lint_reads_key_files_as_the_router_does(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes | None,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("acme", "admin"):
+        Path(name).mkdir() if content is None else Path(name).write_bytes(content)
+    text = "models: [{name: m}]\ntenants: {acme: {key_file: acme}}\nrouter: {admin_key_file: admin}\n"
+    Path("baton.yaml").write_text(text)
+    assert main(["lint"]) == 0
+    out = capsys.readouterr().out
+    assert f"warning: tenants.acme.key_file: acme: {said}" in out
+    assert f"warning: router.admin_key_file: admin: {said}" in out
+    assert "baton.yaml: 0 errors, 2 warnings" in out
+
+
+def test_lint_says_that_a_certificate_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cert").write_bytes(b"\xff\x00")
+    Path("key").mkdir()
+    Path("baton.yaml").write_text("models: [{name: m}]\nrouter: {tls_cert_file: cert, tls_key_file: key}\n")
+    assert main(["lint"]) == 0
+    out = capsys.readouterr().out
+    assert "router.tls_cert_file: cert: holds nothing in PEM format" in out
+    assert "router.tls_key_file: key: no ordinary file" in out
