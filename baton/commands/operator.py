@@ -95,13 +95,25 @@ def _dry_run(args: argparse.Namespace) -> int:
         resource = read_resource(thing, floor_of=floor_of)
         for problem in resource.problems:
             emit({"event": "problem", **problem.as_json()}) if args.json else say(str(problem))
-        wrong |= bool(resource.errors)
+        if resource.errors:
+            wrong = True
+            _show_refused(resource.name, len(resource.errors), as_json=args.json)
+            continue
         actions = plan(Desired(resource=resource, images=images(args)), ObservedCluster(), PlanLimits(), 0.0)
         show(resource.name, actions, as_json=args.json)
         if not args.json:
             manifests = [_bare(each.manifest) for each in actions if isinstance(each, Apply)]
             print("---\n".join(written(tree_of(each), width=120) for each in manifests), end="")
     return 1 if wrong else 0
+
+
+def _show_refused(name: str, errors: int, *, as_json: bool) -> None:
+    """Say that the operator does not act on a resource, and why."""
+    if as_json:
+        emit({"event": "refused", "cluster": name, "errors": errors})
+        return
+    what = "1 error" if errors == 1 else f"{errors} errors"
+    print(f"# {name}: not acted on, because of {what}: correct what stands on stderr, and run this again")
 
 
 def _bare(manifest: Any) -> dict[str, Any]:
