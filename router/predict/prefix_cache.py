@@ -147,19 +147,15 @@ class PrefixCacheIndex:
             row: the instance.
             tiers: tokens in each now, upper ones first, and the share of a prefill that a token there saves.
         """
-        held = self._held.get(row)
+        held = self._at(row)
         if held is None or not tiers:
             return
-        if self._due:
-            self._share_out()
         self._tiered |= 1 << row
         held.keep_in(tiers)
 
     def room(self, row: int) -> int:
         """The number of chunks that an instance may hold; 0: it is unknown."""
-        if self._due:
-            self._share_out()
-        held = self._held.get(row)
+        held = self._at(row)
         return 0 if held is None else held.limit
 
     def held_by(self, row: int, chunks: Sequence[int], count: int) -> tuple[int, float]:
@@ -167,7 +163,7 @@ class PrefixCacheIndex:
         load the latter, in times to compute a chunk there. `count`: the number that `match` gives for the instance,
         which is the first result if it has no tiers.
         """
-        held = self._held.get(row)
+        held = self._at(row)
         if held is None or not held.upper:
             return count, 0.0
         found = held.beginning(chunks)
@@ -175,7 +171,7 @@ class PrefixCacheIndex:
 
     def in_cache(self, row: int, chunks: Sequence[int], count: int) -> int:
         """How many leading chunks of a prompt an instance holds in its KV cache. `count`: as for `held_by`."""
-        held = self._held.get(row)
+        held = self._at(row)
         return count if held is None or not held.upper else held.upper[0].beginning(chunks, len(chunks))
 
     def _priced(self, levels: list[tuple[int, int]], chunks: Sequence[int]) -> list[tuple[int, int]]:
@@ -199,9 +195,7 @@ class PrefixCacheIndex:
         """A prompt goes to this instance, which will hold all of it. None if the instance is unknown. `each`: the
         tokens of one chunk; 0: unknown.
         """
-        if self._due:
-            self._share_out()
-        held = self._held.get(row)
+        held = self._at(row)
         if held is None:
             return None
         entries, former = held.entries, []
@@ -221,7 +215,7 @@ class PrefixCacheIndex:
 
         `text_bytes`: length of the hashed text. Without `cached_tokens` only tokens per chunk are learned.
         """
-        held = self._held.get(sent.row)
+        held = self._at(sent.row)
         if held is None or held.life != sent.life or text_bytes <= 0 or prompt_tokens <= 0:
             return
         each = prompt_tokens * CHUNK_BYTES / text_bytes
@@ -236,7 +230,7 @@ class PrefixCacheIndex:
         """The engine had `cached_tokens` of the prompt in its cache; one chunk is `each` tokens. Called once for each
         prompt, by `answered` or later: an engine that serves a whole request reports it at the answer's end.
         """
-        held = self._held.get(sent.row)
+        held = self._at(sent.row)
         if held is not None and held.life == sent.life and each > 0:
             held.reported(len(sent.chunks), sent.former_s, each, cached_tokens)
 
@@ -244,13 +238,13 @@ class PrefixCacheIndex:
         """The instance generated an `answer` of `tokens` tokens, or computed a prompt too short for a name: they take
         space and evict older chunks.
         """
-        held = self._held.get(row)
+        held = self._at(row)
         if held is not None:
             held.wrote(tokens, now, answer=answer)
 
     def used(self, row: int, chunks: Sequence[int], now: float) -> None:
         """A request ended on the instance: only now does vLLM put its blocks at the end of the eviction queue."""
-        held = self._held.get(row)
+        held = self._at(row)
         if held is not None:
             held.used(chunks, now)
 
@@ -258,15 +252,13 @@ class PrefixCacheIndex:
         """The instance was asked what it has of a prompt, and has reported: the first `tokens`; one chunk is `each`
         tokens. Asking is a use of what it has; what it was wrongly expected to have is dropped.
         """
-        held = self._held.get(row)
+        held = self._at(row)
         if held is not None and each > 0:
-            if self._due:
-                self._share_out()
             held.told(chunks, each, tokens, now)
 
     def removed(self, row: int, tokens: int) -> None:
         """KV events: blocks of `tokens` tokens are gone. They do not say which: drop those used longest ago."""
-        held = self._held.get(row)
+        held = self._at(row)
         if held is not None:
             held.removed(tokens)
 
@@ -275,6 +267,12 @@ class PrefixCacheIndex:
         held = self._held.get(row)
         if held is not None:
             held.clear()
+
+    def _at(self, row: int) -> HeldChunks | None:
+        """What an instance holds, within its share of the index; None: the instance is unknown."""
+        if self._due:
+            self._share_out()
+        return self._held.get(row)
 
     def _share_out(self) -> None:
         """Divide the index among instances by their stated capacity."""

@@ -18,6 +18,7 @@ features = st.builds(
     min_tokens=st.integers(0, 50),
     ignore_eos=st.booleans(),
     cues=st.integers(0, 63),
+    room=st.none() | st.integers(1, 1 << 18),
 )
 answers = st.lists(st.tuples(features, st.integers(0, 1 << 18), st.booleans()), max_size=60)
 json_values = st.recursive(
@@ -36,7 +37,7 @@ def test_quantiles_rise_stay_within_limits_and_memory_is_bounded(
     for each, tokens, cut_off in history:
         predictor.learn(predictor.predict(each), tokens, cut_off=cut_off)
     found = predictor.predict(asked)
-    cap = LENGTH_MAX if asked.max_tokens is None else min(LENGTH_MAX, asked.max_tokens)
+    cap = min(each for each in (LENGTH_MAX, asked.max_tokens, asked.room) if each is not None)
     low = cap if asked.ignore_eos and asked.max_tokens else 1
     quantiles = [found.quantile(at / 1000) for at in range(1, 1000)]
     assert quantiles == sorted(quantiles)
@@ -55,7 +56,7 @@ def test_the_mean_remaining_length_is_within_the_limit(
     for each, tokens, cut_off in history:
         predictor.learn(predictor.predict(each), tokens, cut_off=cut_off)
     found = predictor.predict(asked)
-    cap = LENGTH_MAX if asked.max_tokens is None else min(LENGTH_MAX, asked.max_tokens)
+    cap = min(each for each in (LENGTH_MAX, asked.max_tokens, asked.room) if each is not None)
     left = found.mean_remaining(made)
     assert 0 <= left <= max(0, cap - made)
     assert (left == 0) == (made >= cap)
