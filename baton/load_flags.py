@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from baton.cluster_flag import cluster_name
 from baton.load_arrivals import scale
 from baton.number_flags import above_zero, zero_or_more
 from cluster.registry.registry import DEFAULT_CLUSTER
@@ -147,6 +148,7 @@ def add_faults(group: Any) -> None:
     )
     group.add_argument(
         "--cluster",
+        type=cluster_name,
         metavar="NAME",
         help=f"name of the cluster that `--fault` takes instances of (default: {DEFAULT_CLUSTER})",
     )

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from baton.cluster_flag import cluster_name
 from baton.clusterfile import beside
 from cluster.registry.proofs import Proofs
 from cluster.registry.registry import DEFAULT_CLUSTER, Registry
@@ -26,7 +27,9 @@ def add_registry_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--registry-password-file", type=Path, metavar="FILE", help="holds the registry's password")
     group.add_argument("--registry-ca-file", type=Path, metavar="FILE", help="certificates to trust for rediss://")
-    group.add_argument("--cluster", metavar="NAME", help=f"which fleet of the registry (default {DEFAULT_CLUSTER})")
+    group.add_argument(
+        "--cluster", type=cluster_name, metavar="NAME", help=f"which fleet of the registry (default {DEFAULT_CLUSTER})"
+    )
 
 
 def fill_from_file(args: argparse.Namespace, spec: Spec, file: str) -> None:

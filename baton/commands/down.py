@@ -12,6 +12,7 @@ import os
 import signal
 import time
 
+from baton.cluster_flag import cluster_name
 from baton.output import emit, say
 from baton.state import must_load
 from cluster.registry.registry import DEFAULT_CLUSTER
@@ -22,7 +23,9 @@ WAIT_S = 120.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `baton down`."""
-    parser.add_argument("--cluster", default=DEFAULT_CLUSTER, metavar="NAME", help="which one (default %(default)s)")
+    parser.add_argument(
+        "--cluster", type=cluster_name, default=DEFAULT_CLUSTER, metavar="NAME", help="which one (default %(default)s)"
+    )
     parser.add_argument("--now", action="store_true", help="do not wait for what is running")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 

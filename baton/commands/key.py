@@ -28,6 +28,7 @@ import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
+from baton.cluster_flag import cluster_name
 from baton.output import emit, say
 from baton.tenant_keys import FILE_BYTES_MAX
 from baton.ticket_keys import add_fleet_key, write_instance_file, write_private
@@ -62,15 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     registry.add_argument("folder", type=Path, metavar="FOLDER", help="where the files are written")
     registry.add_argument(
-        "--cluster", type=_cluster, default=DEFAULT_CLUSTER, metavar="NAME", help="the cluster (default %(default)s)"
+        "--cluster",
+        type=cluster_name,
+        default=DEFAULT_CLUSTER,
+        metavar="NAME",
+        help="the cluster (default %(default)s)",
     )
     registry.add_argument("--json", action="store_true", help="one JSON object on stdout")
-
-
-def _cluster(text: str) -> str:
-    if not NAME.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: write letters, digits, `.`, `_`, `-`, up to 63")
-    return text
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from baton.cluster_flag import cluster_name
 from baton.output import emit, say
 from baton.state import log_folder, logged_clusters
 from baton.unused_flags import refuse_given
@@ -36,7 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-f", "--follow", action="store_true", help="go on as it grows, until Ctrl-C")
     parser.add_argument(
-        "--cluster", default=DEFAULT_CLUSTER, metavar="NAME", help="name of the cluster (default %(default)s)"
+        "--cluster",
+        type=cluster_name,
+        default=DEFAULT_CLUSTER,
+        metavar="NAME",
+        help="name of the cluster (default %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="list as JSON")
 

@@ -22,6 +22,7 @@ from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
+from baton.cluster_flag import cluster_name
 from baton.output import emit
 from baton.state import must_load
 from cluster.errors import UsageError
@@ -45,7 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--pause", action="store_true", help="look on and do nothing until --resume")
     group.add_argument("--resume", action="store_true", help="go on")
     add("--url", metavar="URL", help="of the controller (default: that of `baton up`)")
-    add("--cluster", default=DEFAULT_CLUSTER, metavar="NAME", help="which `baton up` (default %(default)s)")
+    add(
+        "--cluster",
+        type=cluster_name,
+        default=DEFAULT_CLUSTER,
+        metavar="NAME",
+        help="which `baton up` (default %(default)s)",
+    )
     add("--json", action="store_true", help="one JSON object on stdout")
 
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from baton.changing import Changing
+from baton.cluster_flag import cluster_name
 from baton.clusterfile import beside
 from baton.descriptors import raise_descriptor_limit
 from baton.file_kinds import is_file
@@ -45,6 +46,7 @@ from baton.router_child import LocalRouter
 from baton.signals import end_in_order
 from baton.state import Running, born, log_folder, recorded
 from baton.ticket_keys import add_ticket_keys_argument, files_for, later_files, named_file, open_fleet_keys
+from baton.up_checks import check_folders, check_router
 from cluster.callers import is_loopback
 from cluster.errors import UsageError
 from cluster.instance import Role
@@ -89,7 +91,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what moves KV cache: vLLM's connector or Baton's (default auto; `baton engine --help` says what it "
         "chooses)",
     )
-    add("--cluster", metavar="NAME", help=f"for `baton status` and `down` (default {DEFAULT_CLUSTER})")
+    add(
+        "--cluster",
+        type=cluster_name,
+        metavar="NAME",
+        help=f"for `baton status` and `down` (default {DEFAULT_CLUSTER})",
+    )
     add(
         "--demo",
         action=argparse.BooleanOptionalAction,
@@ -110,9 +117,12 @@ def run(args: argparse.Namespace) -> int:
     changing = _cluster_file(args)
     spec = None if changing is None else changing.read()
     wanted = _from_flags(args) if spec is None else from_file(spec, args.vllm_args, args.engine)
+    if args.engine == "vllm" and args.on is None:
+        check_folders(each.model for each in wanted)
     if args.engine == "mock":
         check_sizes([each.model for each in wanted if each.model is not None], args.vllm_args)
     front = _front(args, spec)
+    check_router(front)
     cluster = args.cluster or (spec.registry.cluster if spec is not None else DEFAULT_CLUSTER)
     with ExitStack() as closing:
         ports = closing.enter_context(HeldPorts())
