@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from baton.text_file import text_in
 from cluster.errors import UsageError
 
 
@@ -15,10 +16,9 @@ def api_key_in(path: Path | None) -> str | None:
     """
     if path is None:
         return None
-    try:
-        key = path.read_text().strip()
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"--api-key-file {path}: {error}") from None
+    key = text_in(path, "--api-key-file", "give a file with the key").strip()
+    if not key:
+        raise UsageError(f"--api-key-file {path}: holds no key; write it into the file, or leave the flag out")
     if not key.isprintable() or not key.isascii():
         raise UsageError(f"--api-key-file {path}: holds more than one line of printable characters")
     return key

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from baton.file_kinds import exists, is_file, is_folder
 from baton.number_flags import above_zero
 from baton.output import say
+from baton.text_file import UTF16_MARKS
 from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
 from loadgen import arrivals as processes
@@ -301,6 +302,9 @@ def _lines(path: Path) -> Iterator[str]:
             f"{path}: a pipe or a device cannot be read twice (its beginning tells its format): name a file"
         )
     try:
+        with _opened(path) as raw:
+            if raw.read(2) in UTF16_MARKS:
+                raise UsageError(f"{path}: the file is in UTF-16; save it as UTF-8")
         with _opened(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape") as text:
             yield from text
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -21,6 +21,7 @@ import aiohttp
 from baton.output import say
 from baton.registry import fleet_proofs, open_registry
 from baton.state import born, must_load
+from baton.text_file import text_in
 from baton.ticket_keys import open_fleet_keys
 from cluster.errors import UsageError
 from cluster.registry.registry import DEFAULT_CLUSTER, RegistryDown
@@ -72,10 +73,7 @@ class LoadFaults:
             raise UsageError(f"--fault: {error}") from None
         if args.faults is not None:
             try:
-                actions += read_lines(Path(args.faults).read_text().splitlines())
-            except (OSError, UnicodeError) as error:
-                why = getattr(error, "strerror", None) or str(error)
-                raise UsageError(f"--faults {args.faults}: {why}") from None
+                actions += read_lines(text_in(args.faults, "--faults", "give a file of faults").splitlines())
             except BadAction as error:
                 raise UsageError(f"--faults {args.faults}: {error}") from None
         return LoadFaults(actions)

@@ -21,6 +21,7 @@ import numpy as np
 from baton.load_arrivals import ARRIVALS_MAX, lengths_from
 from baton.load_flags import WHOLE_MAX
 from baton.output import say
+from baton.text_file import text_in
 from cluster.errors import UsageError
 from cluster.spec.reader import value_in
 from loadgen import arrivals as processes
@@ -47,10 +48,7 @@ def workload(path: Path, seed: int, *, strict: bool = False) -> list[Arrival]:
     Raises:
         UsageError: the file cannot be read, or a setting cannot be used; the message names the part and the field.
     """
-    try:
-        tree = value_in(path.read_text(), f"--workload {path}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--workload {path}: {getattr(error, 'strerror', None) or error}") from None
+    tree = value_in(text_in(path, "--workload", "give a file of parts (docs/plan.md)"), f"--workload {path}")
     if not isinstance(tree, dict) or not isinstance(tree.get("parts"), dict) or not tree["parts"]:
         raise UsageError(f"--workload {path}: write `parts: {{CLASS: {{rate: 5, input_tokens: 1000}}}}`")
     for name in tree:

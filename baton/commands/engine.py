@@ -441,7 +441,7 @@ def spec_of(args: argparse.Namespace, environ: Mapping[str, str], ports: HeldPor
         ranks=ranks,
         door=_door(args, connector, instance, port, ranks),
         kv_events=_events(instance, port, ranks) if args.registry and not mocked else "",  # no registry: no router
-        tiers=None if mocked else _tiers(args, instance, port),
+        tiers=_tiers(args, instance, port, mocked=mocked),
         digests=args.digests,
         ticket_keys_file=None if ticket_keys is None else str(ticket_keys),
         extra_args=tuple(args.vllm_args),
@@ -490,12 +490,14 @@ def _door(args: argparse.Namespace, connector: Connector, instance: InstanceId, 
     return path
 
 
-def _tiers(args: argparse.Namespace, instance: InstanceId, port: int) -> Tiers | None:
-    """The tiers that the flags ask for, with a folder of this instance's own."""
+def _tiers(args: argparse.Namespace, instance: InstanceId, port: int, *, mocked: bool) -> Tiers | None:
+    """The tiers that the flags ask for, with a folder of this instance's own. A mock has none."""
     host, disk = ((size or 0.0) for size in (args.kv_host_gib, args.kv_disk_gib))
     for flag, gib in (("--kv-host-gib", host), ("--kv-disk-gib", disk)):
         if not 0 <= gib <= TIER_GIB_MAX:
             raise UsageError(f"{flag} {gib:g}: give a size from 0 to {TIER_GIB_MAX:,.0f} GiB, or leave it out")
+    if mocked:
+        return None
     if args.kv_disk_folder and not disk:
         raise UsageError("--kv-disk-folder has no effect without --kv-disk-gib")
     if not host and not disk:

@@ -24,6 +24,7 @@ import yaml
 from baton import __version__, compiled
 from baton.number_flags import port
 from baton.output import emit, say
+from baton.text_file import decoded, text_in
 from cluster.errors import UsageError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -72,11 +73,13 @@ def resources_in(name: str) -> list[dict[str, Any]]:
     Raises:
         UsageError: the file cannot be read, or holds none.
     """
+    fix = "give a file of YAML resources"
+    data = None if name != "-" else sys.stdin.buffer.read()
+    text = text_in(Path(name), "-f", fix) if data is None else decoded(data, "-f -")
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text()
         documents = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"-f {name}: {str(error).splitlines()[0]}; give a file of YAML resources") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"-f {name}: {str(error).splitlines()[0]}; {fix}") from error
     found = [each for each in documents if each.get("kind") == "BatonCluster"]
     if not found:
         raise UsageError(f"-f {name}: no BatonCluster in it; write `kind: BatonCluster`")

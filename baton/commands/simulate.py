@@ -37,6 +37,7 @@ from baton.load_view import print_report
 from baton.number_flags import LARGEST, above_zero, shown
 from baton.output import emit, say
 from baton.simulated import GPU, MODEL, PlannedSimulation, planned_fleet, read_gpus
+from baton.text_file import text_in
 from baton.unused_flags import refuse_given
 from baton.written import check_folders, check_written
 from cluster.errors import UsageError
@@ -331,11 +332,7 @@ def _faults(
     span_s = arrivals[-1].at_s if arrivals else 0.0
     if args.faults in PRESETS:
         return preset(args.faults, args.seed, names, span_s, args.fault_every_s)
-    try:
-        text = Path(args.faults).read_text()
-    except (OSError, UnicodeError) as error:
-        known = ", ".join(PRESETS)
-        raise UsageError(f"--faults {args.faults}: {error}; give a file of faults, or one of {known}") from None
+    text = text_in(Path(args.faults), "--faults", f"give a file of faults, or one of {', '.join(PRESETS)}")
     try:
         return read_faults(text, names)
     except UsageError as error:

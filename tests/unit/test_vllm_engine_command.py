@@ -144,6 +144,7 @@ def test_a_busy_port_is_named_with_its_flag() -> None:
         (("--env", "X"), "NAME=VALUE"),
         (("--gpu-memory-share", "2"), "gpu-memory-share"),
         (("--kv-host-gib", "nan"), "--kv-host-gib nan: give a size from 0 to 1,000,000 GiB, or leave it out"),
+        (("--engine", "mock", "--kv-host-gib", "nan"), "--kv-host-gib nan: give a size from 0"),
         (("--kv-host-gib", "1", "--kv-disk-gib", "1e300"), "--kv-disk-gib 1e.300: give a size"),
         (("--kv-disk-gib", "-1"), "--kv-disk-gib -1: give a size"),
     ],
