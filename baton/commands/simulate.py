@@ -264,6 +264,10 @@ def _simulate(world: World, arrivals: Sequence[Arrival], args: argparse.Namespac
     gc.disable()  # a run makes no cycles to speak of, and a million live objects make each collection slow
     try:
         return world.run(arrivals)
+    except KeyboardInterrupt:
+        kept = "there is no report, and nothing was written" + (" but --decision-log so far" * bool(args.decision_log))
+        say(f"simulate: stopped at {world.kernel.now_s:,.0f} s of the run: {kept}")
+        raise
     except Exception as error:  # noqa: BLE001 - any of them ends the run here, with the one command that brings it back
         told = str(error) or "an assertion failed"
         say(f"simulate: {type(error).__name__} at {world.kernel.now_s:.9f} s of the run: {told}")

@@ -47,6 +47,21 @@ def test_the_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "requests/s" in told.err
 
 
+def test_a_stopped_simulation_says_that_nothing_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("baton.commands.simulate.World.run", stopped)
+    out = tmp_path / "out"
+    assert main([*SMALL, "--out", str(out)]) == 130
+    assert (
+        "simulate: stopped at 0 s of the run: there is no report, and nothing was written\n" in capsys.readouterr().err
+    )
+    assert not out.exists()
+
+
 def test_a_cluster_file_brings_fleet_classes_and_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "baton.yaml"
     file.write_text(
