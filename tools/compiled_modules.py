@@ -111,6 +111,8 @@ MODULES = (
     "router.scheduler.admission",
     "router.scheduler.decision_log",
     "router.scheduler.dispatch",
+    "router.scheduler.flow_control.in_time",
+    "router.scheduler.flow_control.overdue",
     "router.scheduler.flow_control.queue",
     "router.scheduler.flow_control.saturation",
     "router.scheduler.flow_control.sizes",

@@ -124,7 +124,8 @@ class Features(NamedTuple):
     @property
     def limit(self) -> int:
         """The most tokens that the answer can have."""
-        return max(1, min([each for each in (LENGTH_MAX, self.max_tokens, self.room) if each is not None]))
+        most = LENGTH_MAX if self.max_tokens is None or self.max_tokens > LENGTH_MAX else self.max_tokens
+        return max(1, most if self.room is None or self.room > most else self.room)
 
 
 class Outlook:

@@ -195,7 +195,9 @@ class PrefixCacheIndex:
         """A prompt goes to this instance, which will hold all of it. None if the instance is unknown. `each`: the
         tokens of one chunk; 0: unknown.
         """
-        held = self._at(row)
+        if self._due:  # as `_at`, without its call: this is on every request's way
+            self._share_out()
+        held = self._held.get(row)
         if held is None:
             return None
         entries, former = held.entries, []

@@ -310,7 +310,8 @@ class Scheduler:
         _end_trial(context, now)
         if self.placements is not None:
             self.placements.opened(context.expected, context.wanted, now)
-        self.overdue.opened(context)
+        if self.overdue.unopened:
+            self.overdue.opened(context)
         self._leave_lane(context)
 
     def finish(
@@ -332,7 +333,8 @@ class Scheduler:
             self.placements.ended(
                 expected, wanted, now, tokens, cut_off=cut_off, engine_ms=engine_ms, complete=complete, paused=paused
             )
-        self.overdue.opened(context)
+        if self.overdue.unopened:
+            self.overdue.opened(context)
         self._leave_lane(context)
         return self.occupy(context, None) + self.line.leave(context, placed=False)
 
@@ -341,7 +343,8 @@ class Scheduler:
             _end_trial(context)
         if self.placements is not None:
             self.placements.let_go(context.expected, now)
-        self.overdue.opened(context)
+        if self.overdue.unopened:
+            self.overdue.opened(context)
         self._leave_lane(context)
         return self.occupy(context, None)
 

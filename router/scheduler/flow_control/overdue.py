@@ -30,7 +30,7 @@ class Overdue:
     def __init__(self) -> None:
         self._last_s: Final[dict[int, float]] = {}
         """When a row has got the last such request, in monotonic seconds."""
-        self._unopened: Final[dict[object, int]] = {}
+        self.unopened: Final[dict[object, int]] = {}
         """The rows of such requests whose answers have not begun."""
 
     def except_at(self, fleet: FleetSnapshot, wanted: Wanted) -> tuple[int, ...] | None:
@@ -41,7 +41,7 @@ class Overdue:
         rows: list[int] = (found.decodes if len(found.decodes) else found.any).tolist()
         if not is_overdue(wanted) and not _too_long(fleet, wanted, rows):
             return None
-        loads, waiting, soonest_s = fleet.inflight.rows, {*self._unopened.values()}, wanted.now - OVERDUE_S
+        loads, waiting, soonest_s = fleet.inflight.rows, {*self.unopened.values()}, wanted.now - OVERDUE_S
         full = tuple(
             [
                 row
@@ -54,11 +54,11 @@ class Overdue:
     def took(self, request: object, row: int, now: float) -> None:
         """The request goes beyond the memory of this row."""
         self._last_s[row] = now
-        self._unopened[request] = row
+        self.unopened[request] = row
 
     def opened(self, request: object) -> None:
         """The request's answer has begun, or will not begin there."""
-        self._unopened.pop(request, None)
+        self.unopened.pop(request, None)
 
 
 def is_overdue(wanted: Wanted) -> bool:
