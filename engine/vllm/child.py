@@ -25,12 +25,12 @@ from cluster.ids import InstanceId
 from engine.vllm.canary import STUCK_CPU_S, STUCK_S
 from engine.vllm.command import command, environment, printable
 from engine.vllm.core_watch import watching
-from engine.vllm.keeper import end_all
+from engine.vllm.keeper import end_all, survived
 from engine.vllm.listener import listens
 from engine.vllm.logfile import LogFile
 from engine.vllm.logtext import FIRST_STAGE, hangs, reason, stage_after, worth_showing
 from engine.vllm.probe import DEAD_STATUS, NO_ACCESS, Probe, Unwell
-from engine.vllm.scratch import scratch
+from engine.vllm.scratch import in_thread, scratch
 from engine.vllm.spec import EngineSpec
 from engine.vllm.supervise import (
     START_MAX_S,
@@ -390,16 +390,18 @@ class EngineProcess:
 
 
 async def sweep_session(session: int) -> None:
-    """Run `end_session` without blocking the loop."""
-    await asyncio.to_thread(end_session, session)
+    """Run `end_session` without blocking the loop, where a thread can be started; log which processes did not end."""
+    for pid in await in_thread(partial(end_session, session)):
+        logger.warning("%s", survived(pid))
 
 
-def end_session(session: int) -> None:
+def end_session(session: int) -> list[int]:
     """Kill every process of a session until none is left. `session` is the pid of its leader, a child of this process.
+    Returns those that did not end.
 
     vLLM's processes stay in the session of the server that they belong to.
     """
-    end_all(lambda: _session(session))
+    return end_all(lambda: _session(session))
 
 
 def _session(leader: int) -> list[int]:

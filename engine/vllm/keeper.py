@@ -165,7 +165,8 @@ class Keeper:
             if self.wakeups in readable and signal.SIGTERM in os.read(self.wakeups, 4096):
                 self.signal_child(signal.SIGTERM)
             self.reap()
-        self.end_tree(0.0)
+        for pid in self.end_tree(0.0):
+            os.write(2, f"{survived(pid)}\n".encode())
         return 128 + signal.SIGKILL if self.code is None else self.code
 
     def signal_child(self, number: int) -> None:
@@ -186,9 +187,9 @@ class Keeper:
                 code = os.waitstatus_to_exitcode(status)
                 self.code = code if code >= 0 else 128 - code
 
-    def end_tree(self, grace_s: float) -> None:
-        """SIGTERM to every descendant, SIGKILL after `grace_s`, until none is left."""
-        end_all(self.left, grace_s)
+    def end_tree(self, grace_s: float) -> list[int]:
+        """SIGTERM to every descendant, SIGKILL after `grace_s`, until none is left. Returns those that did not end."""
+        return end_all(self.left, grace_s)
 
     def left(self) -> list[int]:
         """Descendants that have not ended."""
@@ -196,14 +197,17 @@ class Keeper:
         return descendants(os.getpid())
 
 
-def end_all(left: Callable[[], list[int]], grace_s: float = 0.0) -> None:
+def end_all(left: Callable[[], list[int]], grace_s: float = 0.0) -> list[int]:
     """SIGTERM to all processes that `left` gives, SIGKILL after `grace_s`, until none is left, at most `SWEEP_MAX_S`.
-    Resource trackers and keepers come last, and end by themselves if they can.
+    Resource trackers and keepers come last, and end by themselves if they can. Returns those that did not end.
     """
     begun = time.monotonic()
     asked: set[int] = set()
     alone: float | None = None  # since when there are only those that clean up
-    while (now := time.monotonic()) - begun < SWEEP_MAX_S and (pids := left()):
+    while pids := left():
+        now = time.monotonic()
+        if now - begun >= SWEEP_MAX_S:
+            return [pid for pid in pids if lives(pid)]
         others = [pid for pid in pids if not (is_tracker(pid) or is_keeper(pid))]
         alone = None if others else alone or now
         if alone is not None and now - alone >= TRACKER_S:
@@ -214,6 +218,27 @@ def end_all(left: Callable[[], list[int]], grace_s: float = 0.0) -> None:
                 send(pid, signal.SIGKILL if kill else signal.SIGTERM)
         asked.update(others)
         time.sleep(POLL_S)
+    return []
+
+
+def lives(pid: int) -> bool:
+    """Whether the process has not ended: one that has may still wait for its parent."""
+    fields = stat_of(pid)
+    return fields is not None and fields[0] not in {b"Z", b"X"}
+
+
+def survived(pid: int) -> str:
+    """What to tell people about a process that did not end."""
+    return f"pid {pid} ({name_of(pid)}) did not end in {SWEEP_MAX_S:g} s and may still hold the GPU"
+
+
+def name_of(pid: int) -> str:
+    """The process' name as process lists show it; empty if it has ended."""
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as name:  # noqa: PTH123
+            return name.read().strip().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def remove(folder: str, lock: int | None = None) -> None:
@@ -259,11 +284,7 @@ def is_tracker(pid: int) -> bool:
 
 def is_keeper(pid: int) -> bool:
     """Whether the process is a keeper, which ends by itself after its tree."""
-    try:
-        with open(f"/proc/{pid}/comm", "rb") as name:  # noqa: PTH123
-            return name.read().strip() == NAME
-    except OSError:
-        return False
+    return name_of(pid) == NAME.decode()
 
 
 def send(pid: int, number: int) -> None:

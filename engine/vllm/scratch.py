@@ -77,10 +77,10 @@ class scratch:  # noqa: N801 - used as a function is: `async with scratch(env) a
         return tuple(lock for lock in self._own.values() if lock is not None)
 
     async def __aenter__(self) -> dict[str, str]:
-        return await _in_thread(self.__enter__)
+        return await in_thread(self.__enter__)
 
     async def __aexit__(self, *_: object) -> None:
-        await _in_thread(self.__exit__)
+        await in_thread(self.__exit__)
 
 
 def _sockets(base: str) -> str:
@@ -91,7 +91,7 @@ def _sockets(base: str) -> str:
     return ""
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def in_thread(work: Callable[[], T]) -> T:
     """Do this in a thread, or here where no thread can be started now: the engine starts and ends all the same."""
     try:
         return await asyncio.to_thread(work)

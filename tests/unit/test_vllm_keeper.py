@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -224,6 +225,46 @@ def test_a_killed_keepers_command_dies_too_and_the_rest_is_swept_by_session(tmp_
     assert not alive(tree["plain"])
     os.kill(tree["escaped"], signal.SIGKILL)  # the one gap: a process in a session of its own; vLLM has none
     wait_until(lambda: not alive(tree["escaped"]))
+
+
+def test_a_process_that_does_not_end_is_named(tmp_path: Path) -> None:
+    """One that hangs in the kernel, in the GPU's driver say."""
+    powerless = "import sys; sys.path.insert(0, sys.argv[1]); import keeper; keeper.send = lambda *_: None"
+    powerless += "; keeper.SWEEP_MAX_S = 0.3; sys.exit(keeper.main(sys.argv[2:]))"
+    leaves = "import os, time; pid = os.fork(); print(pid, flush=True) if pid else time.sleep(20)"
+    words = python(powerless, str(Path(keeper_module.__file__).parent), *python(leaves))
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=log, stderr=log)
+    try:
+        process.wait(LIMIT_S)
+        pid, told = (tmp_path / "log").read_text().splitlines()
+    finally:
+        process.kill()
+        process.communicate()
+    assert alive(int(pid))
+    os.kill(int(pid), signal.SIGKILL)
+    assert re.fullmatch(rf"pid {pid} \(python[0-9.]*\) did not end in 0.3 s and may still hold the GPU", told)
+
+
+async def test_a_session_is_swept_where_no_thread_can_be_started_and_what_does_not_end_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def none_left(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(asyncio, "to_thread", none_left)
+    process = subprocess.Popen(python("import time; time.sleep(20)"), start_new_session=True)  # noqa: ASYNC220
+    try:
+        with monkeypatch.context() as powerless:
+            powerless.setattr(keeper_module, "send", lambda *_: None)
+            powerless.setattr(keeper_module, "SWEEP_MAX_S", 0.1)
+            await sweep_session(process.pid)
+        assert f"pid {process.pid} (python" in caplog.text and alive(process.pid)
+        await sweep_session(process.pid)
+        assert not alive(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_shared_memory_of_a_killed_command_is_removed(
