@@ -316,6 +316,7 @@ def test_kv_events_forget_what_is_gone_whatever_a_chunk_weighs(prompts: list[tup
     assert len(held(index, 0)) <= 1.1 * sum(len(names) for names, _ in engine.prompts)
 
 
+@pytest.mark.interpreted
 def test_a_thousand_instances_that_join_at_once_divide_the_index_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With each one that joined, the router that started stood still for seconds."""
     shrunk: list[HeldChunks] = []
