@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from baton.file_kinds import exists, is_file
+from baton.text_file import decoded
 from cluster.errors import UsageError
 from cluster.spec import Model, Parsed, Spec, check_outside, parse
 from cluster.spec.tree import TEXT_CHARS_MAX
@@ -91,8 +92,4 @@ def _text(name: str) -> str:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise UsageError(f"{name}: {reason}; give the path of a cluster file (docs/cluster-file.md)") from error
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise UsageError(f"{name}: line {line} is not UTF-8; save the file as UTF-8") from error
+    return decoded(data, name)

@@ -8,10 +8,10 @@ import argparse
 import math
 from typing import Final
 
+from cluster.urls import PORT_MAX
+
 LARGEST: Final = 1e12
 """A larger number is a slip of the hand, and what is computed of it may have no whole number of nanoseconds."""
-
-PORT_MAX: Final = 65535
 
 
 def above_zero(text: str) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from baton.file_kinds import exists
 from baton.router_child import LocalRouter
 from cluster.errors import UsageError
+from cluster.urls import PORT_MAX
 
 
 def check_router(front: LocalRouter) -> None:
@@ -18,14 +19,14 @@ def check_router(front: LocalRouter) -> None:
         UsageError: both ports are the same, or a host is no address of this machine.
     """
     if front.port == front.admin_port != 0:
-        other = front.port % 65535 + 1
+        other = front.port % PORT_MAX + 1
         raise UsageError(f"--admin-port {front.admin_port}: the same as --port; give another one, such as {other}")
     for flag, host in (("--host", front.host), ("router.admin_host", front.admin_host)):
         if problem := _cannot_open(host):
             raise UsageError(f"{flag} {host!r}: {problem}; give an address of this machine, such as 127.0.0.1")
 
 
-def check_folders(models: Iterable[str | None]) -> None:
+def check_model_folders(models: Iterable[str | None]) -> None:
     """Check models that are named by paths.
 
     Raises:

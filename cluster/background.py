@@ -49,7 +49,7 @@ async def keep_running(
             # cancelled.
             return await asyncio.ensure_future(work())  # noqa: TID251
         except (Exception, asyncio.CancelledError) as error:  # a bug: what else this program does goes on
-            # A cancellation that nobody asked for is a fault too: a library's time limit that came out wrong.
+            # A cancellation without a request for one is a fault too: a library's time limit that came out wrong.
             task = asyncio.current_task()
             if (task is not None and task.cancelling()) or (isinstance(error, Exception) and gives_up(error)):
                 raise  # if it was cancelled, its clean-up has failed: a cancelled work does not begin anew

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
 from urllib.parse import unquote, urlsplit
+
+PORT_MAX: Final = 65535
+"""The largest number of a port."""
 
 
 def netloc(host: str, port: int | str) -> str:

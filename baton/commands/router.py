@@ -48,12 +48,11 @@ from cluster.registry.registry import Registry
 from cluster.spec import Limits, RouterSettings, Spec
 from cluster.spec.about import settings_of
 from cluster.telemetry import configure_logging
+from cluster.urls import PORT_MAX
 from router.api import reference_cycles
 from router.api.app import serve
 from router.api.config import Renewed, RouterConfig
 from router.scheduler.scoring.policies import POLICIES
-
-PORT_MAX = 65535
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

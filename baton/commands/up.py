@@ -46,7 +46,7 @@ from baton.router_child import LocalRouter
 from baton.signals import end_in_order
 from baton.state import Running, born, log_folder, recorded
 from baton.ticket_keys import add_ticket_keys_argument, files_for, later_files, named_file, open_fleet_keys
-from baton.up_checks import check_folders, check_router
+from baton.up_checks import check_model_folders, check_router
 from cluster.callers import is_loopback
 from cluster.errors import UsageError
 from cluster.instance import Role
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     spec = None if changing is None else changing.read()
     wanted = _from_flags(args) if spec is None else from_file(spec, args.vllm_args, args.engine)
     if args.engine == "vllm" and args.on is None:
-        check_folders(each.model for each in wanted)
+        check_model_folders(each.model for each in wanted)
     if args.engine == "mock":
         check_sizes([each.model for each in wanted if each.model is not None], args.vllm_args)
     front = _front(args, spec)

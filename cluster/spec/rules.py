@@ -19,8 +19,8 @@ from cluster.spec.plan import every_stem
 from cluster.spec.problems import FieldPath, Finding, Severity, nearest, quoted, shown_path
 from cluster.spec.settings import Connector, Model, Pool, SloClass, Spec, WhenMissed
 from cluster.spec.units import shown
+from cluster.urls import PORT_MAX
 
-PORT_MAX = 65535
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -200,7 +200,7 @@ def _flag(pool: Pool, path: FieldPath, name: str, value: Any) -> Iterator[Findin
         variable = flags.SECRET[flag.partition(".")[0]]
         fix = f"remove it; keep the secret in a file of its own, and set {variable} from it where `baton up` runs"
         if not variable:
-            fix = "remove it, or let nobody else read this file and the process list"
+            fix = "remove it, or keep this file and the process list from other users"
         message = "a secret: every reader of this file or of the process list has it"
         yield Finding(path=path, message=message, fix=fix, severity=Severity.WARNING, value="***")
     elif flag in flags.SET_BY_BATON:
@@ -527,13 +527,13 @@ def _redis_address(url: str) -> SplitResult | None:
 def _router(spec: Spec) -> Iterator[Finding]:
     router = spec.router
     if router.port == router.admin_port != 0:
-        fix = f"write another port, such as {router.port % 65535 + 1}"
+        fix = f"write another port, such as {router.port % PORT_MAX + 1}"
         message = "the same as `port`"
         yield Finding(path=("router", "admin_port"), message=message, fix=fix, uses=(("router", "port"),))
     elif 0 < router.admin_port < router.port < router.admin_port + router.processes:
         last = router.admin_port + router.processes - 1
         message = f"`processes: {router.processes}` take admin ports up to {last}, and `port` is {router.port}"
-        fix = f"write another port, such as {router.port % 65535 + 1}"
+        fix = f"write another port, such as {router.port % PORT_MAX + 1}"
         uses: tuple[FieldPath, ...] = (("router", "port"), ("router", "processes"))
         yield Finding(path=("router", "admin_port"), message=message, fix=fix, uses=uses)
     if router.processes > 1 and router.admin_port + router.processes - 1 > PORT_MAX:

@@ -76,8 +76,8 @@ LOG_EVERY_S = 1.0
 """Seconds between two checks of an engine's log: what the engine writes in between comes on top of the log's bound."""
 
 AGAIN_S = (1.0, 10.0)
-"""Seconds of the first and of the longest pause before a watch that broke off begins anew: meanwhile nobody sees
-whether the engine lives."""
+"""Seconds of the first and of the longest pause before a watch that broke off begins anew: meanwhile the
+engine's death would not be seen."""
 
 TURN_MARGIN_S = 60.0
 """A start that is waited for may take its own longest time and so many seconds more, to end."""

@@ -64,7 +64,7 @@ class CoreWatch:
             with contextlib.suppress(Unwell, RuntimeError, OSError):
                 named = rank if len(self._canaries) > 1 else None
                 await self._probe.first_token(self._model, named, self._stuck_max_s + MARGIN_S)
-        finally:  # after a cancellation that nobody asked for, too: a core that nobody asks is not stuck
+        finally:  # after a stray cancellation, too: a core without an open question is not stuck
             canary.answered(time.monotonic())
 
 

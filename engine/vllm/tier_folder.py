@@ -1,13 +1,13 @@
-"""The folder of an engine's tier on disk: its own while the engine runs, and removed when nobody has it. A shell.
+"""The folder of an engine's tier on disk: its own while the engine runs, and removed when no process has it. A shell.
 
 An agent that has a folder holds a lock on it (`flock`), and so does its keeper, which removes the folder if the agent
 was killed. The kernel frees the lock with the last of both, however they end. So files that were left behind, by a
 machine that lost power or a container that was killed whole, show by their free lock: the next engine that starts
 beside them removes them.
 
-Nobody empties or removes a folder without the lock on that very folder. A path may lead to another folder by the time
-that its former one is locked, so that is looked at first; and a folder that someone has is emptied, never replaced. On
-a file system without such locks nothing is removed but an instance's own folder. Where each machine has locks of its
+No process empties or removes a folder without the lock on that very folder. A path may lead to another folder by the
+time that its former one is locked, so that is looked at first; and a folder in use is emptied, never replaced. On a
+file system without such locks nothing is removed but an instance's own folder. Where each machine has locks of its
 own (a shared disk), the machine's name in each folder's name keeps the machines apart.
 """
 
