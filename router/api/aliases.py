@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from typing import Any, Final
 
 from cluster import wire
-from cluster.errors import bad_request, unknown_model
+from cluster.errors import bad_request, no_instance, unknown_model
 from router.fleet.columns import InstanceView
 from router.fleet.view import FleetView
 
@@ -52,8 +52,14 @@ class Aliases:
 
 
 def check_served(aliases: Aliases, view: FleetView, model: str | None, tenant: str) -> None:
-    """Raises ApiError: 404, naming this tenant's models, if no instance serves `model` to this tenant."""
+    """Check that an instance serves `model` to this tenant.
+
+    Raises:
+        ApiError: 404, naming this tenant's models, if none does; 503 if the last one that did is away.
+    """
     if model is not None and view.served.lacks(model, tenant):
+        if view.served.away(model, tenant):
+            raise no_instance(f"the last instance that served `{model[:200]}` has left, or is starting anew")
         raise unknown_model(model[:200], aliases.names(view.served.names(tenant)))
 
 

@@ -24,7 +24,6 @@ from cluster.errors import (
     no_room,
     not_allowed,
     too_large,
-    unknown_model,
     upstream_failed,
 )
 from cluster.http.answers import HEAD_BYTES_MAX
@@ -34,7 +33,7 @@ from cluster.readable import SMALL_BYTES_MAX
 from router.admin.operators import Operators
 from router.admin.scrape import Scrape
 from router.api import paths
-from router.api.aliases import Aliases
+from router.api.aliases import Aliases, check_served
 from router.api.config import RouterConfig
 from router.api.generation import Generation
 from router.api.openapi import document
@@ -212,12 +211,17 @@ class Endpoints:
         return self._names.cards(entries)
 
     async def model(self, http: web.Request) -> web.Response:
-        """``/v1/models/NAME``: the entry of one model. Raises ApiError (404) if this tenant has no such model."""
+        """``/v1/models/NAME``: the entry of one model. Raises ApiError: 404 if this tenant has no such model; 503 if no
+        instance that serves it is ready.
+        """
         name, tenant = http.match_info["name"], _tenant_of(http)
         for entry in self._cards(tenant):
             if entry.get("id") == name:
                 return json_response(entry)
-        raise unknown_model(name[:200], self._names.names(self.parts.view.served.names(tenant)))
+        real = self._names.real(name)
+        known = name if self.parts.view.served.hides(real, tenant) else real
+        check_served(self._names, self.parts.view, known, tenant)
+        raise no_instance(f"no ready instance serves `{name[:200]}`")
 
     async def openapi(self, _: web.Request) -> web.Response:
         """``/openapi.json``: the paths of the clients' side."""

@@ -190,7 +190,7 @@ class Generation:
             body = bodies.strip(body, namespace=tenant)
         salted = "cache_salt" not in body
         parts.clients.salt(tenant, body)
-        renamed = self._names.apply(body, partial(parts.view.served.lacks, tenant=tenant))
+        renamed = self._names.apply(body, partial(parts.view.served.hides, tenant=tenant))
         if not plain:
             return body, msgspec.json.encode(body)
         return body, self._with_ours(raw, body, salted=salted, renamed=renamed)
@@ -204,7 +204,7 @@ class Generation:
         body = bodies.object_of(read)
         salted = "cache_salt" not in body
         parts.clients.salt(tenant, body)
-        renamed = self._names.apply(body, partial(parts.view.served.lacks, tenant=tenant))
+        renamed = self._names.apply(body, partial(parts.view.served.hides, tenant=tenant))
         return body, self._with_ours(read.raw, body, salted=salted, renamed=renamed)
 
     def _with_ours(self, raw: bytes, body: dict[str, Any], *, salted: bool, renamed: bool) -> bytes:

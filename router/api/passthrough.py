@@ -75,7 +75,7 @@ class Passthrough:
         if bodies.is_form(content_type):
             steps = bodies.form_steps(raw, content_type)
             parts = await self._slices.through(steps, size=len(raw), client=client)
-            hides = partial(self._parts.view.served.lacks, tenant=tenant)
+            hides = partial(self._parts.view.served.hides, tenant=tenant)
             clean, model = aliases.in_form(self._names, raw, parts, hides)
         else:
             clean, body = await self._json(path, tenant, raw, content_type, client)
@@ -113,7 +113,7 @@ class Passthrough:
         """Prepare a stripped JSON object: add and change the router's fields."""
         if path.startswith("/v1/"):
             self._parts.clients.salt(tenant, body)
-        self._names.apply(body, partial(self._parts.view.served.lacks, tenant=tenant))
+        self._names.apply(body, partial(self._parts.view.served.hides, tenant=tenant))
         read.append(body)
 
     async def _instance(

@@ -31,8 +31,16 @@ FAILURES_UNTIL_DOWN = 2
 noise."""
 
 
+AWAY_MAX: Final = 4096
+"""The number of instances that are away whose models are remembered; the oldest is forgotten."""
+
+
 class ServedModels:
-    """The models of all instances, ready or not. A tenant's are made when they are asked for, once for each change."""
+    """The models of all instances, ready or not. A tenant's are made when they are asked for, once for each change.
+
+    Models whose last instance is away are remembered, too: a request for one is told to try again. The instance has
+    left, or was started anew and has not named its models yet.
+    """
 
     def __init__(self, fleet: FleetSnapshot) -> None:
         self._fleet: Final = fleet
@@ -42,6 +50,8 @@ class ServedModels:
         """By name, the model that it means (`base`); empty: not made yet."""
         self._version = -1
         """The version of the columns for which these two are valid."""
+        self._away: Final[dict[InstanceId, tuple[Instance, frozenset[str]]]] = {}
+        """By an instance that ended: its former life, and the models that it was the last one to serve."""
 
     def names(self, tenant: str) -> tuple[str, ...]:
         """Names of all models that instances serve for this tenant, in order, once each."""
@@ -77,6 +87,39 @@ class ServedModels:
     def lacks(self, model: str, tenant: str) -> bool:
         """Whether no instance serves this model to this tenant. False as long as no instance has named its models."""
         return model not in self.names(tenant) and any(view.models for view in self._fleet)
+
+    def ends(self, ended: InstanceView) -> None:
+        """This life of an instance is about to be removed: remember the models that no other one serves to all of its
+        tenants.
+        """
+        if not ended.models:
+            return  # what its former life served is still remembered
+        last, tenants = set(ended.models), ended.instance.tenants
+        for view in self._fleet:
+            others = view.instance.tenants
+            if view is not ended and (not others or (tenants and tenants <= others)):
+                last.difference_update(view.models)
+                if not last:
+                    break
+        self._away.pop(ended.id, None)
+        if last:
+            self._away[ended.id] = (ended.instance, frozenset(last))
+            if len(self._away) > AWAY_MAX:
+                del self._away[next(iter(self._away))]
+
+    def away(self, model: str, tenant: str) -> bool:
+        """Whether an instance that is away served this model to this tenant. Once an instance of its name has named its
+        models, these count instead.
+        """
+        for name, (former, models) in self._away.items():
+            now = self._fleet.by_id.get(name)
+            if model in models and former.serves(tenant) and (now is None or not now.models):
+                return True
+        return False
+
+    def hides(self, model: str, tenant: str) -> bool:
+        """Whether this model does not exist for this tenant: no instance serves it, and none that is away did."""
+        return self.lacks(model, tenant) and not self.away(model, tenant)
 
 
 class FleetView:
@@ -125,6 +168,7 @@ class FleetView:
             if known.instance.role is not instance.role:
                 known.turn(instance)  # its legs run on, its cache stays, and its speed is the same
         else:
+            self.served.ends(known)
             self._fleet.put(InstanceView(instance, columns, inflight=known.inflight, sent=known.sent))
             self._instances[instance.id].downs = known.downs
             self._forget_handshakes(instance.id)
@@ -187,7 +231,7 @@ class FleetView:
             view.state = "gone"
             self._forget_handshakes(gone)
             if view.inflight == 0:
-                self._fleet.remove(gone)
+                self._remove(view)
         return frozenset(lost)
 
     def _heard(self, each: Reported) -> None:
@@ -297,7 +341,11 @@ class FleetView:
         assert view.inflight > 0, f"{instance}: a leg ended that never started"
         view.inflight -= 1
         if view.inflight == 0 and view.state == "gone":
-            self._fleet.remove(instance)
+            self._remove(view)
+
+    def _remove(self, view: InstanceView) -> None:
+        self.served.ends(view)
+        self._fleet.remove(view.id)
 
     def cached(self, told: d.Cached) -> None:
         """An engine has reported with its answer how much of a prompt was in its prefix cache."""

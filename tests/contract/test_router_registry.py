@@ -17,9 +17,10 @@ from support.cast import Breakable, Cast
 from support.fake_engine import FakeEngine
 from support.fleet import Fleet, eventually
 
+from cluster.ids import InstanceId
 from cluster.instance import Role
 from cluster.keys import digest
-from cluster.registry.membership import MemberState
+from cluster.registry.membership import MemberKind, MemberState
 from cluster.registry.memory import MemoryRegistry
 from cluster.spec import Tenant
 from router.api.app import serve
@@ -184,6 +185,40 @@ async def test_where_all_instances_are_kept_other_tenants_are_told_that_the_mode
         async with fleet.client.get(f"{fleet.endpoint}/v1/responses/{identifier}", headers=headers) as answer:
             assert answer.status == 404
     assert len(cast.engines["own"].generated) == 1
+
+
+async def test_a_model_whose_last_instance_is_away_is_a_503_and_not_a_404(cast: Cast) -> None:
+    """A client reads 404 as a wrong name, and gives up."""
+    fleet = await cast.serve(aliases={"alias": "own"})
+    await cast.join("a", Role.BOTH)
+    await cast.join("b", Role.BOTH, models=({"id": "own"},))
+    cast.engines["b"].model = "own"
+    await cast.router_sees(a="up", b="up")
+
+    async def asks(method: str, path: str, **more: Any) -> tuple[int, str | None]:
+        async with fleet.client.request(method, fleet.endpoint + path, **more) as answer:
+            return answer.status, answer.headers.get("Retry-After")
+
+    async def answers(name: str) -> set[tuple[int, str | None]]:
+        body = {"model": name, "prompt": "x", "input": "x"}
+        form = aiohttp.FormData({"model": name})
+        form.add_field("file", b"x", filename="x.wav")
+        return {
+            *[await asks("POST", path, json=body) for path in ("/v1/completions", "/v1/embeddings", "/tokenize")],
+            await asks("POST", "/v1/audio/transcriptions", data=form),
+            await asks("GET", f"/v1/models/{name}"),
+        }
+
+    await cast.join("b", Role.BOTH, models=({"id": "own"},), state=MemberState.DRAINING)
+    await cast.router_sees(a="up", b="draining")
+    assert [await answers(name) for name in ("own", "alias")] == [{(503, "1")}] * 2
+    await cast.join("b", Role.BOTH, models=(), state=MemberState.STARTING, epoch=2)
+    await cast.router_sees(a="up", b="starting")
+    assert [await answers(name) for name in ("own", "alias")] == [{(503, "1")}] * 2
+    await cast.registry.leave(InstanceId("b"), "agent-b", MemberKind.INSTANCE)
+    await cast.router_sees(a="up")
+    assert [await answers(name) for name in ("own", "alias")] == [{(503, "1")}] * 2
+    assert await answers("typo") == {(404, None)}
 
 
 @pytest.mark.parametrize("comes_back", [False, True])

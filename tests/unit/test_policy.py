@@ -5,7 +5,7 @@ import pytest
 from cluster.ids import InstanceId
 from cluster.instance import Instance, Load, Role
 from router.core.values import Reported, Wanted
-from router.fleet.view import MET_MAX, FleetView
+from router.fleet.view import AWAY_MAX, MET_MAX, FleetView
 from router.scheduler.scoring.policies import POLICIES
 
 
@@ -134,6 +134,56 @@ def test_models_stay_known_while_their_engines_are_away() -> None:
     view.unreachable(InstanceId("d"))
     view.unreachable(InstanceId("p"))
     assert view.served.names("") == ("m",)
+
+
+def serving(name: str, *models: str, epoch: int = 1, tenants: tuple[str, ...] = ()) -> Reported:
+    instance = Instance(id=InstanceId(name), role=Role.BOTH, url="u", epoch=epoch, tenants=frozenset(tenants))
+    listed = tuple({"id": model} for model in models)
+    return Reported(instance=instance, state="ready", accepting=True, credits=9, load=Load(), models=listed)
+
+
+def test_a_model_whose_last_instance_is_away_is_remembered_for_its_tenants() -> None:
+    view, other = FleetView(), serving("a-0", "a")
+    view.fold((other, serving("b-0", "b", "lora"), serving("b-1", "b"), serving("own", "secret", tenants=("ann",))))
+    view.fold((other, serving("b-1", "b")))
+    assert not view.served.lacks("b", "") and view.served.lacks("lora", "") and view.served.away("lora", "")
+    assert view.served.away("secret", "ann") and not view.served.hides("secret", "ann")
+    for tenant in ("", "eve"):
+        assert view.served.lacks("secret", tenant) and not view.served.away("secret", tenant)
+        assert view.served.hides("secret", tenant)
+    view.fold((other,))
+    assert view.served.lacks("b", "") and view.served.away("b", "") and not view.served.hides("b", "")
+    assert not view.served.away("typo", "") and view.served.hides("typo", "")
+
+
+def test_an_instance_that_starts_anew_serves_what_it_did_until_it_has_named_its_models() -> None:
+    view, other = FleetView(), serving("a-0", "a")
+    view.fold((other, serving("b-0", "b")))
+    for epoch in (2, 3):
+        view.fold((other, serving("b-0", epoch=epoch)))
+        assert view.served.lacks("b", "") and view.served.away("b", "")
+    view.fold((other, serving("b-0", "c", epoch=3)))
+    assert view.served.lacks("b", "") and not view.served.away("b", ""), "it serves another model now"
+    view.fold((other,))
+    assert view.served.away("c", "") and not view.served.away("b", "")
+
+
+def test_a_model_is_away_when_the_last_leg_of_its_gone_instance_ends() -> None:
+    view, other, b = FleetView(), serving("a-0", "a"), InstanceId("b-0")
+    view.fold((other, serving("b-0", "b")))
+    view.leg_started(b)
+    view.fold((other,))
+    assert not view.served.lacks("b", ""), "it is still known"
+    view.leg_ended(b)
+    assert view.served.lacks("b", "") and view.served.away("b", "")
+
+
+def test_models_of_so_many_instances_that_are_away_are_remembered() -> None:
+    view, other = FleetView(), serving("a-0", "a")
+    for number in range(AWAY_MAX + 1):
+        view.fold((other, serving(f"x-{number}", f"m-{number}")))
+    view.fold((other,))
+    assert not view.served.away("m-0", "") and view.served.away("m-1", "") and view.served.away(f"m-{AWAY_MAX}", "")
 
 
 def test_credits_bound_the_legs_of_all_routers_together() -> None:
