@@ -41,11 +41,12 @@ class Worker:
         from engine.vllm.connector.worker import BatonWorker
 
         of: Any = BatonWorker
-        self.meet, self._look_again = (partial(each, self) for each in (of.meet, of._look_again))
+        self.meet, self._keep, self._look_again = (partial(each, self) for each in (of.meet, of._keep, of._look_again))
         self.kv_transfer_config = SimpleNamespace(kv_role="kv_both")
         self._links = Links(None, lambda *_: self.readable)
         self._links.reached("e", 0, SlotTable(4096, 1))
         self._remote_agents: dict[str, dict[tuple[int, int], str]] = {}
+        self._engine_by_address: dict[tuple[str, int], str] = {}
         self._handshake_futures: dict[str, Any] = {}
         self._handshake_lock = threading.RLock()
         self._handshake_initiation_executor = ThreadPoolExecutor(1)
