@@ -1,7 +1,8 @@
 """Looks at clusters on Kubernetes: what the operator would do now, and what it lacks.
 
-`baton k8s diff` prints what would change if a file were applied, with the reason for each. `baton k8s doctor` checks
-the API server, the resources' definitions, the operator's rights and the kinds of other operators.
+`baton k8s diff` prints what would change if a file were applied, with the reason for each, and what keeps the operator
+from following a resource. It ends with 1 if there is either. `baton k8s doctor` checks the API server, the resources'
+definitions, the operator's rights and the kinds of other operators.
 
 examples:
   baton k8s diff -f baton.k8s.yaml --namespace llm
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from dataclasses import replace
 from typing import Any
 
-from baton.commands.operator import add_cluster_arguments, images, namespace_of, resources_in, show
+from baton.commands.operator import add_cluster_arguments, images, may_plan, namespace_of, resources_in, show
 from baton.output import emit
 from cluster.errors import UsageError
 
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 if nothing would change, or nothing is missing; else 1."""
+    """0 if nothing would change, or nothing is missing; else 1, also for a resource that the operator cannot follow."""
     if args.vllm_args:
         raise UsageError("`baton k8s` takes no vLLM flags")
     return asyncio.run(_diff(args) if args.action == "diff" else _doctor(args))
@@ -41,27 +43,59 @@ def run(args: argparse.Namespace) -> int:
 
 async def _diff(args: argparse.Namespace) -> int:
     from k8s.crd import read_resource
-    from k8s.operator.client import ApiClient
-    from k8s.operator.inspect import observed_now
-    from k8s.plan import Desired, limits_of, plan
+    from k8s.operator.client import ApiClient, ApiFailed
 
-    things, changed = resources_in(args.file), False
+    changed = False
+    things = resources_in(args.file)
     client = await ApiClient.open(args.kubeconfig)
     try:
         for thing in things:
+            resource = read_resource(thing)
+            if not may_plan(resource, as_json=args.json):
+                changed = True
+                continue
             namespace = args.namespace or thing["metadata"].get("namespace") or namespace_of(args)
-            live, observed, kinds, now = await observed_now(client, namespace, thing["metadata"]["name"])
-            metadata = {**thing["metadata"], "namespace": namespace, "uid": (live or {}).get("metadata", {}).get("uid")}
-            resource = read_resource({**thing, "metadata": metadata})
-            for problem in resource.problems:
-                emit({"event": "problem", **problem.as_json()}) if args.json else print(problem)
-            desired = Desired(resource=resource, images=images(args), kinds=kinds)
-            actions = plan(desired, observed, limits_of(desired, observed), now)
-            show(resource.name, actions, as_json=args.json)
-            changed |= bool(actions) or bool(resource.errors)
+            try:
+                changed |= await _differs(client, replace(resource, namespace=namespace), args)
+            except ApiFailed as refusal:
+                changed = True
+                because = f"the API server refuses a request: {refusal}; `baton k8s doctor` names missing rights"
+                _show_obstacle(resource.name, "Refused", because, as_json=args.json)
     finally:
         await client.close()
     return 1 if changed else 0
+
+
+async def _differs(client: Any, resource: Any, args: argparse.Namespace) -> bool:
+    """Print what one resource (`k8s.crd.Resource`) would change, and what keeps the operator from it.
+
+    Returns whether there is either.
+
+    Raises:
+        ApiFailed: the server refused a request.
+        ApiAway: it cannot be reached.
+    """
+    from k8s.operator.inspect import observed_now
+    from k8s.plan import Desired, limits_of, look, obstacle, plan
+
+    live, observed, kinds, now = await observed_now(client, resource.namespace, resource.name)
+    resource = replace(resource, uid=str((live or {}).get("metadata", {}).get("uid") or ""))
+    desired = Desired(resource=resource, images=images(args), kinds=kinds)
+    actions = plan(desired, observed, limits_of(desired, observed), now)
+    in_the_way = None if resource.kubernetes.paused else obstacle(look(desired, observed), desired)
+    if in_the_way is not None:
+        _show_obstacle(resource.name, in_the_way.reason, in_the_way.message, as_json=args.json)
+    if actions or in_the_way is None:
+        show(resource, actions, as_json=args.json)
+    return bool(actions) or in_the_way is not None
+
+
+def _show_obstacle(name: str, reason: str, because: str, *, as_json: bool) -> None:
+    """Print why a plan lacks actions, or why there is none."""
+    if as_json:
+        emit({"event": "obstacle", "cluster": name, "reason": reason, "because": because})
+    else:
+        print(f"# {name}: cannot be followed in full ({reason}): {because}")
 
 
 async def _doctor(args: argparse.Namespace) -> int:

@@ -96,27 +96,28 @@ def _dry_run(args: argparse.Namespace) -> int:
     wrong = False
     for thing in resources_in(args.file):
         resource = read_resource(thing, floor_of=floor_of)
-        for problem in resource.problems:
-            emit({"event": "problem", **problem.as_json()}) if args.json else say(str(problem))
-        if resource.errors:
+        if not may_plan(resource, as_json=args.json):
             wrong = True
-            _show_refused(resource.name, len(resource.errors), as_json=args.json)
             continue
         actions = plan(Desired(resource=resource, images=images(args)), ObservedCluster(), PlanLimits(), 0.0)
-        show(resource.name, actions, as_json=args.json)
+        show(resource, actions, as_json=args.json)
         if not args.json:
             manifests = [_bare(each.manifest) for each in actions if isinstance(each, Apply)]
             print("---\n".join(written(tree_of(each), width=120) for each in manifests), end="")
     return 1 if wrong else 0
 
 
-def _show_refused(name: str, errors: int, *, as_json: bool) -> None:
-    """Say that the operator does not act on a resource, and why."""
-    if as_json:
-        emit({"event": "refused", "cluster": name, "errors": errors})
-        return
-    what = "1 error" if errors == 1 else f"{errors} errors"
-    print(f"# {name}: not acted on, because of {what}: correct what stands on stderr, and run this again")
+def may_plan(resource: Any, *, as_json: bool) -> bool:
+    """Tell a resource's problems (`k8s.crd.Resource`). False if the operator does not act on it because of errors."""
+    for problem in resource.problems:
+        emit({"event": "problem", **problem.as_json()}) if as_json else say(str(problem))
+    errors = len(resource.errors)
+    if errors and as_json:
+        emit({"event": "refused", "cluster": resource.name, "errors": errors})
+    elif errors:
+        name, what = resource.name or "a resource without a name", "1 error" if errors == 1 else f"{errors} errors"
+        print(f"# {name}: not acted on, because of {what}: correct what stands on stderr, and run this again")
+    return not errors
 
 
 def _bare(manifest: Any) -> dict[str, Any]:
@@ -132,17 +133,22 @@ def images(args: argparse.Namespace) -> Any:
     return Images(engine=args.image, router=args.router_image, redis=args.redis_image)
 
 
-def show(name: str, actions: Any, *, as_json: bool) -> None:
-    """Print a plan: one line an action, or one JSON object."""
+def show(resource: Any, actions: Any, *, as_json: bool) -> None:
+    """Print the plan of a resource (`k8s.crd.Resource`): one line an action, or one JSON object."""
     from k8s.operator.hands import shown
 
+    name = resource.name
     for action in actions:
         if as_json:
             emit({"event": "action", "cluster": name, "action": shown(action), "because": action.because})
         else:
             print(f"# {name}: {shown(action)}: {action.because}")
     if not actions:
-        emit({"event": "nothing", "cluster": name}) if as_json else print(f"# {name}: nothing to do")
+        because = "it is paused by kubernetes.paused" if resource.kubernetes.paused else "all is as it should be"
+        if as_json:
+            emit({"event": "nothing", "cluster": name, "because": because})
+        else:
+            print(f"# {name}: nothing to do: {because}")
 
 
 def namespace_of(args: argparse.Namespace) -> str:

@@ -99,7 +99,8 @@ def files_of(spec: Spec) -> Iterator[tuple[str, str]]:
 
 def read_resource(resource: Mapping[str, Any], *, floor_of: FloorOf | None = None) -> Resource:
     """Read a `BatonCluster`. Raises nothing for wrong content: problems are collected."""
-    metadata = resource.get("metadata") or {}
+    labelled = resource.get("metadata")
+    metadata = labelled if isinstance(labelled, Mapping) else {}
     said = resource.get("spec")
     spec_value = said if isinstance(said, Mapping) else {}
     name = str(metadata.get("name") or "")
@@ -107,7 +108,7 @@ def read_resource(resource: Mapping[str, Any], *, floor_of: FloorOf | None = Non
     file = cluster_file(spec_value)
     parsed = parse_value(file, where, floor_of=floor_of)
     kubernetes, problems = _section(spec_value.get("kubernetes"), where)
-    told = [*parsed.problems, *problems, *_templates(kubernetes, where)]
+    told = [*_nameless(name, where), *parsed.problems, *problems, *_templates(kubernetes, where)]
     if parsed.spec is not None:
         told += _ignored(file, where)
         told += _files(parsed.spec, where)
@@ -127,6 +128,12 @@ def read_resource(resource: Mapping[str, Any], *, floor_of: FloorOf | None = Non
         problems=tuple(told),
         file=file,
     )
+
+
+def _nameless(name: str, where: str) -> Iterator[Problem]:
+    """A file may lack the name. An API server has no resource without one."""
+    if not name:
+        yield _problem(where, "metadata.name", "is missing", "write a name, such as `metadata: {name: chat}`")
 
 
 def _section(value: object, where: str) -> tuple[Kubernetes, list[Problem]]:

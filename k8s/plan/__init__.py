@@ -4,7 +4,7 @@ from k8s.plan.observe import ObservedCluster
 from k8s.plan.plan import Desired, limits_of, look, missing_kinds, plan
 from k8s.plan.pods import Images
 from k8s.plan.readiness import Known
-from k8s.plan.status import deciding, external_sizes, misnamed, pool_status, status, stray_status
+from k8s.plan.status import deciding, external_sizes, misnamed, obstacle, pool_status, status, stray_status
 from k8s.plan.values import (
     Action,
     Admit,
@@ -47,6 +47,7 @@ __all__ = [
     "look",
     "misnamed",
     "missing_kinds",
+    "obstacle",
     "plan",
     "pool_status",
     "status",

@@ -141,7 +141,8 @@ def _progressing(seen: Look, todo: tuple[Action, ...], uid: str) -> Fact:
     return Fact("Progressing", False, "AsWanted", "every instance is as the resource wants it")
 
 
-def _degraded(seen: Look, desired: Desired, observed: ObservedCluster, now: float) -> Fact:
+def obstacle(seen: Look, desired: Desired) -> Fact | None:
+    """Why a plan lacks actions that the resource asks for, and the fix; None: it lacks none."""
     if seen.keys_lost:
         message = (
             "the Secret with the fleet's ticket keys is gone; what runs goes on, nothing can start: put it back, or "
@@ -154,6 +155,12 @@ def _degraded(seen: Look, desired: Desired, observed: ObservedCluster, now: floa
         kind, name = seen.foreign[0]
         message = f"{kind} {name} is there and is not this resource's: rename or delete one of the two"
         return Fact("Degraded", True, "NameTaken", message)
+    return None
+
+
+def _degraded(seen: Look, desired: Desired, observed: ObservedCluster, now: float) -> Fact:
+    if (fact := obstacle(seen, desired)) is not None:
+        return fact
     if observed.refused:
         return Fact(
             "Degraded", True, "Refused", f"the API server refuses to {'; '.join(observed.refused[:3])}"[:MESSAGE_MAX]

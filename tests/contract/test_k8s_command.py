@@ -116,3 +116,38 @@ async def test_diff_says_what_would_change_and_doctor_what_is_missing(tmp_path: 
         told = [json.loads(line) for line in out.splitlines()]
         assert told[0]["what"] == "API server", errors.decode()
         assert doctor.returncode == 1
+
+
+async def test_diff_tells_what_is_wrong_with_each_resource_and_goes_on(tmp_path: Path) -> None:
+    """It once said "nothing to do" of a spec with errors, and ended in a traceback at a resource without a name."""
+    async with started(tmp_path, 1, 1) as (_, config, file):
+        good = yaml.safe_load(file.read_text())
+        nameless = {**good, "metadata": {"namespace": NS}}
+        wrong = {**good, "metadata": {"name": "wrong"}, "spec": {**good["spec"], "limits": {"stall_s": -1}}}
+        file.write_text(yaml.safe_dump_all([nameless, wrong, {**good, "metadata": {"name": "last"}}]))
+        diff = await baton("k8s", "diff", "-f", str(file), "--kubeconfig", str(config), "--namespace", NS)
+        out, errors = await diff.communicate()
+        assert diff.returncode == 1
+        for word in ("metadata.name", "is missing", "write a name", "limits.stall_s", "-1"):
+            assert word in errors.decode()
+        told = out.decode()
+        assert "# wrong: not acted on, because of 1 error: correct what stands on stderr" in told
+        assert "# last: apply Deployment last-decode-0: starts with 1" in told
+        assert "nothing to do" not in told
+
+
+async def test_diff_names_the_secret_that_another_resource_has(tmp_path: Path) -> None:
+    """The operator makes no plan then, and `baton k8s diff` once said "nothing to do"."""
+    async with started(tmp_path, 1, 1) as (server, config, file):
+        labels = {"serving.baton.dev/cluster": "chat"}
+        metadata = {"name": "chat-internal", "namespace": NS, "labels": labels}
+        client = await ApiClient.open(str(config))
+        await client.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata})
+        await client.close()
+        diff = await baton("k8s", "diff", "-f", str(file), "--kubeconfig", str(config), "--namespace", NS, "--json")
+        out, errors = await diff.communicate()
+        assert diff.returncode == 1, errors.decode()
+        (event,) = [json.loads(line) for line in out.splitlines()]
+        assert (event["event"], event["cluster"], event["reason"]) == ("obstacle", "chat", "NameTaken")
+        assert event["because"].startswith("Secret chat-internal is there and is not this resource's: rename or delete")
+        assert server.all("deployments") == []
