@@ -32,14 +32,15 @@ noise."""
 
 
 AWAY_MAX: Final = 4096
-"""The number of instances that are away whose models are remembered; the oldest is forgotten."""
+"""The most instances whose models are remembered after they have left or were started anew: beyond it, the oldest is
+forgotten."""
 
 
 class ServedModels:
     """The models of all instances, ready or not. A tenant's are made when they are asked for, once for each change.
 
-    Models whose last instance is away are remembered, too: a request for one is told to try again. The instance has
-    left, or was started anew and has not named its models yet.
+    A model is remembered while its last instance is *away*: it has left, or was started anew and has not named its
+    models yet. The router answers requests for such a model with 503 instead of 404.
     """
 
     def __init__(self, fleet: FleetSnapshot) -> None:

@@ -151,3 +151,24 @@ async def test_diff_names_the_secret_that_another_resource_has(tmp_path: Path) -
         assert (event["event"], event["cluster"], event["reason"]) == ("obstacle", "chat", "NameTaken")
         assert event["because"].startswith("Secret chat-internal is there and is not this resource's: rename or delete")
         assert server.all("deployments") == []
+
+
+async def test_diff_goes_on_after_a_refused_request_and_says_that_a_resource_is_paused(tmp_path: Path) -> None:
+    async with started(tmp_path, 1, 1) as (server, config, file):
+        good = yaml.safe_load(file.read_text())
+        paused = {**good, "spec": {**good["spec"], "kubernetes": {"paused": True}}}
+        file.write_text(yaml.safe_dump_all([paused, {**paused, "metadata": {"name": "other"}}]))
+        told = []
+        for hidden in ((), ("deployments",)):
+            server.hidden.update(hidden)
+            diff = await baton("k8s", "diff", "-f", str(file), "--kubeconfig", str(config), "--namespace", NS)
+            out, errors = await diff.communicate()
+            assert diff.returncode == len(hidden), errors.decode()
+            told += out.decode().splitlines()
+        names, reason = ("chat", "other"), "it is paused by kubernetes.paused"
+        assert told[:2] == [f"# {name}: nothing to do: {reason}" for name in names]
+        for name, line in zip(names, told[2:], strict=True):
+            assert line.startswith(
+                f"# {name}: cannot be followed in full (Refused): the API server refuses a request: "
+            )
+            assert line.endswith("; `baton k8s doctor` names missing rights")
