@@ -61,8 +61,9 @@ class Callers:
         self._until.drop(ready.name)
         return self._asked.pop(ready.name, ())
 
-    def over(self, request: str) -> None:
-        """The hold has ended, or was given up: no consumer is told of it any more."""
+    def over(self, request: str) -> str | None:
+        """The hold has ended, or was given up: no consumer is told of it any more. Returns its name, if it had one."""
         name = self._names.pop(request, None)
         if name is not None:
             self._standing.pop(name, None)
+        return name

@@ -79,7 +79,7 @@ class MockPeers(Protocol):
 
     def wait_for(self, name: str, producer: str, told: Callable[[Ready], None], lost: Callable[[], None]) -> None:
         """An early leg waits for the hold of this name, at an instance of this process: `told` gets the hold, or `lost`
-        is called some time after the producer, an instance, has died.
+        is called some time after the producer, an instance, has died with the hold.
         """
 
     def wait_no_more(self, name: str) -> None:
@@ -91,8 +91,8 @@ class MockPeers(Protocol):
     def over(self, hold: str) -> None:
         """The hold is over."""
 
-    def left(self, producer: str) -> None:
-        """The engine of this instance has died."""
+    def left(self, producer: str, holds: Sequence[str]) -> None:
+        """The engine of this instance has died, and these holds with it."""
 
 
 class MockHandoffs:
@@ -128,10 +128,12 @@ class MockHandoffs:
 
     def begin_life(self, epoch: int, engine_id: str) -> None:
         """A life of the engine begins, or with an empty `engine_id` none: drop everything from the former life."""
-        for request in self._holds:
-            self._peers.over(f"{self.engine_id}/{request}")
-        if not engine_id:
-            self._peers.left(self._settings.name)
+        holds = [f"{self.engine_id}/{request}" for request in self._holds]
+        if engine_id:
+            for hold in holds:
+                self._peers.over(hold)
+        else:
+            self._peers.left(self._settings.name, holds)
         self.epoch, self.engine_id = epoch, engine_id
         self._wanted.clear()
         self._holds.clear()

@@ -7,7 +7,8 @@ address. Routers remove them from clients' requests.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,9 @@ ANSWER_S = 5.0
 
 LEARNS_S = 0.5
 """Seconds until an engine learns that another one has died: its agent reads the registry every second."""
+
+GONE_MAX = 1_024
+"""Holds of engines that have died, remembered by name for early legs that ask for them later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +52,20 @@ class HttpPeers:
         """The early legs that ask this process's instances for holds, by the rules of Baton's connector."""
         self._early: dict[str, Waiting] = {}
         """Early legs of this process that wait for a hold, by its name."""
+        self._gone: deque[str] = deque(maxlen=GONE_MAX)
+        """Names of holds that have gone with their engines, the newest last."""
 
     def wait_for(self, name: str, producer: str, told: Callable[[Ready], None], lost: Callable[[], None]) -> None:
         """An early leg waits for the hold of this name: `told` is called once the hold is there, now if it is; `lost`
-        if the producer, an instance, dies before.
+        if the producer, an instance, dies before, or has died with the hold.
         """
         ready = self._callers.wanted(name, name, asyncio.get_running_loop().time())
-        if ready is None:
-            self._early[name] = Waiting(producer, told, lost)
-        else:
+        if ready is not None:
             told(ready)
+            return
+        waits = self._early[name] = Waiting(producer, told, lost)
+        if name in self._gone:
+            self._lose_soon({name: waits})
 
     def wait_no_more(self, name: str) -> None:
         """The early leg that waited for this name is over."""
@@ -75,9 +83,14 @@ class HttpPeers:
         """The hold is over."""
         self._callers.over(hold)
 
-    def left(self, producer: str) -> None:
-        """The engine of this instance has died: legs that wait for it learn that after `LEARNS_S`."""
-        waits = {name: each for name, each in self._early.items() if each.producer == producer}
+    def left(self, producer: str, holds: Sequence[str]) -> None:
+        """The engine of this instance has died, and these holds with it: legs that wait for it, and later ones that ask
+        for one of the holds, learn that after `LEARNS_S`.
+        """
+        self._gone.extend(name for name in map(self._callers.over, holds) if name is not None)
+        self._lose_soon({name: each for name, each in self._early.items() if each.producer == producer})
+
+    def _lose_soon(self, waits: Mapping[str, Waiting]) -> None:
         if waits:
             asyncio.get_running_loop().call_later(LEARNS_S, self._lose, waits)
 

@@ -18,7 +18,7 @@ from support.mocked_router import MockedRouter, mocked_router
 
 from cluster.ids import InstanceId, RequestId, TransferId
 from cluster.instance import Role
-from cluster.wire import early_fields
+from cluster.wire import TOLD_EARLY, early_fields, prefill_fields
 from engine.mock.fleet import MockFleet
 from engine.mock.settings import Ends
 from kvtransfer.early_notes import Ready
@@ -156,6 +156,23 @@ async def test_a_leg_that_waits_for_a_dead_p_computes_the_prompt() -> None:
             await eventually(lambda: any(part.awaits for part in waiting(router)), "the leg waits")
             await set_fault(router, "die", "p0")
             async with await asking as answer:
+                assert (await answer.json())["choices"][0]["text"] == alone
+    assert not waiting(router)
+
+
+async def test_a_leg_that_asks_after_p_has_died_with_the_hold_computes_the_prompt() -> None:
+    """P's answer said that no engine was told; then P died and started anew, before D's question came."""
+    name = TransferId(RequestId("r1"), 1, 1)
+    async with mocked_router(fleet(), pins=True, early=True) as router:
+        alone, producer, url = await right(router), router.mocks.instances["p0"], router.mocks.instances["d0"].url
+        held = {**WHOLE, **prefill_fields(WHOLE, transfer=name)}
+        async with router.client.post(f"{producer.url}/v1/completions", json=held) as answer:
+            assert (await answer.json())["kv_transfer_params"][TOLD_EARLY] is False
+        await set_fault(router, "die", "p0", seconds=0.1)
+        await eventually(lambda: producer.alive and not producer.handoffs.holds(), "P is back, without the hold")
+        async with asyncio.timeout(10):
+            fields = early_fields(name, InstanceId("p0"), pins=True)
+            async with router.client.post(f"{url}/v1/completions", json={**WHOLE, **fields}) as answer:
                 assert (await answer.json())["choices"][0]["text"] == alone
     assert not waiting(router)
 
