@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from baton.text_file import text_in
 from cluster.errors import UsageError
+from cluster.text_file import text_in
 
 
 def api_key_in(path: Path | None) -> str | None:

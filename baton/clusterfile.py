@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 from baton.file_kinds import exists, is_file
-from baton.text_file import decoded
 from cluster.errors import UsageError
 from cluster.spec import Model, Parsed, Spec, check_outside, parse
 from cluster.spec.tree import TEXT_CHARS_MAX
+from cluster.text_file import decoded
 
 DEFAULT = "baton.yaml"
 """The file that is read if none is named."""

@@ -10,6 +10,7 @@ import msgspec
 
 from baton.output import emit, say
 from cluster.errors import UsageError
+from cluster.text_file import unreadable
 from router.core.journey import Chosen
 from router.fleet.events import Came, Decided, Entry, Outcome, entry_of
 from router.scheduler.scoring.policies import Policy
@@ -88,7 +89,7 @@ def _entries(path: Path) -> Iterator[Entry]:
                 except msgspec.DecodeError as error:
                     raise ValueError(f"line {number} is no entry of a decision log: {error}") from None
     except OSError as error:
-        raise UsageError(f"--replay {path}: {error.strerror}") from None
+        raise unreadable(path, "--replay", error, "give a file of `baton router --decision-log`") from None
 
 
 def _tell(found: ReplayedChoices, *, as_json: bool) -> None:

@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from baton.file_kinds import exists, is_file, is_folder
 from baton.number_flags import above_zero
 from baton.output import say
-from baton.text_file import UTF16_MARKS
 from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
+from cluster.text_file import IN_UTF16, UTF16_MARKS, unreadable
 from loadgen import arrivals as processes
 from loadgen import lengths, servegen, traces
 from loadgen.arrival import SPAN_MAX_S, Arrival, BadRow, Row
@@ -304,14 +304,14 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         with _opened(path) as raw:
             if raw.read(2) in UTF16_MARKS:
-                raise UsageError(f"{path}: the file is in UTF-16; save it as UTF-8")
-        with _opened(path) as raw, io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape") as text:
+                raise UsageError(f"{path}: {IN_UTF16}")
+        with _opened(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape") as text:
             yield from text
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         fix = "copy or fetch it again; a file that is not packed has no .gz in its name"
         raise UsageError(f"{path}: the file is not whole gzip data ({error}): {fix}") from None
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
+        raise unreadable(path, "", error, "give a trace file, or a folder of ServeGen") from None
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -13,6 +13,7 @@ from baton.load_run import targets_of
 from baton.output import emit, say
 from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
+from cluster.text_file import rows_in
 from loadgen.compare import LEAST, LoadComparison, QuantityDifference, compare
 from loadgen.record import Record
 
@@ -62,16 +63,15 @@ def _records(path: Path) -> list[Record]:
     decoder = msgspec.json.Decoder(Record)
     found: list[Record] = []
     bad: list[str] = []
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UsageError(f"--compare {path}: {error.strerror}") from None
+    lines = rows_in(path, "--compare", "give a file of `baton load --out`").split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             found.append(decoder.decode(line))
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        except UnicodeError:
+            bad.append(f"line {number}: not UTF-8")
+        except (msgspec.DecodeError, RecursionError) as error:
             bad.append(f"line {number}: {error}")
     if not found:
         raise UsageError(

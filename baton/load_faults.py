@@ -21,10 +21,10 @@ import aiohttp
 from baton.output import say
 from baton.registry import fleet_proofs, open_registry
 from baton.state import born, must_load
-from baton.text_file import text_in
 from baton.ticket_keys import open_fleet_keys
 from cluster.errors import UsageError
 from cluster.registry.registry import DEFAULT_CLUSTER, RegistryDown
+from cluster.text_file import text_in
 from loadgen.faults import Action, Applied, Asks, BadAction, FaultTimeline, in_order, read, read_lines
 
 ASK_S = 10.0

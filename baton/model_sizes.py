@@ -7,6 +7,7 @@ from pathlib import Path
 
 from baton.file_kinds import exists, is_folder
 from cluster.errors import UsageError
+from cluster.text_file import unreadable
 from costs import shipped
 from costs.model import ModelShape
 from engine.tiny import NAME as TINY_NAME
@@ -26,8 +27,10 @@ def sizes_of(name: str) -> ModelShape:
             return shipped.model_in(file, name)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from None
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{file}: {error}") from None
+        except OSError as error:
+            raise unreadable(file, "", error, "give a model's folder, or its config.json") from None
+        except ValueError as error:
+            raise UsageError(f"{file}: no JSON ({error}); give a model's folder, or its config.json") from None
     return shipped.model_named(name)
 
 

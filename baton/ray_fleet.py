@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from baton.plan import PlacedEngine, WantedEngine
-from cluster.errors import UsageError
 from cluster.ids import InstanceId
 from cluster.registry.membership import Heartbeat
 from cluster.spec import Spec
 from cluster.spec.plan import stems
+from cluster.text_file import text_in
 from engine.vllm.placement import MachineShare
 from goodput.actuate.agents import Agents
 from goodput.actuate.ray_actor import Launch
@@ -72,7 +72,9 @@ def _secrets(
     files: dict[str, str] = {}
     flags: dict[str, str] = {}
     if password_file is not None:
-        files["registry"] = _password(password_file)
+        files["registry"] = text_in(
+            password_file, "--registry-password-file", "once it can be read, instances start again"
+        )
         flags["--registry-password-file"] = "registry"
     if keys is not None:
         fleet = keys()
@@ -80,16 +82,6 @@ def _secrets(
         files["tickets.identity"] = identity_text(fleet, InstanceId(name))
         flags["--ticket-keys-file"] = "tickets"
     return files, flags
-
-
-def _password(file: Path) -> str:
-    try:
-        return file.read_text()
-    except (OSError, ValueError) as error:
-        said = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-        raise UsageError(
-            f"--registry-password-file {file}: {said}; once it can be read, instances start again"
-        ) from None
 
 
 def ray_actuator(

@@ -21,9 +21,9 @@ import numpy as np
 from baton.load_arrivals import ARRIVALS_MAX, lengths_from
 from baton.load_flags import WHOLE_MAX
 from baton.output import say
-from baton.text_file import text_in
 from cluster.errors import UsageError
 from cluster.spec.reader import value_in
+from cluster.text_file import text_in
 from loadgen import arrivals as processes
 from loadgen.arrival import SPAN_MAX_S, Arrival
 from loadgen.lengths import Lengths

@@ -88,13 +88,13 @@ def model_in(file: Path, name: str) -> ModelShape:
             Names the file.
         ValueError: `file` is no JSON.
     """
-    config = json.loads(file.read_text())
+    config = json.loads(file.read_bytes())
     beside = file.with_name(MODELOPT_FILE)
     named = not isinstance(config, dict) or config.get("quantization_config") is not None
     if named or not beside.is_file():
         return read_config(config, name)
     try:
-        modelopt = json.loads(beside.read_text())
+        modelopt = json.loads(beside.read_bytes())
     except OSError as error:
         raise UsageError(f"{beside}: {error.strerror}") from None
     except ValueError as error:

@@ -71,11 +71,11 @@ class KeyFile(Generic[T]):
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _load(self) -> T:
-        with self.path.open(encoding="utf-8") as file:
+        with self.path.open(encoding="utf-8-sig") as file:
             try:
                 text = file.read(self._bytes_max + 1)
             except UnicodeDecodeError:
-                raise ValueError("no key file: its text is not UTF-8") from None
+                raise ValueError("no key file: its text is not UTF-8; save it as UTF-8") from None
         if len(text) > self._bytes_max:
             raise ValueError(f"larger than {self._bytes_max} bytes")
         return self._read(text)

@@ -29,6 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from baton.cluster_flag import cluster_name
+from baton.file_kinds import exists
 from baton.output import emit, say
 from baton.tenant_keys import FILE_BYTES_MAX
 from baton.ticket_keys import add_fleet_key, write_instance_file, write_private
@@ -37,6 +38,7 @@ from cluster.keys import KEY_BYTES, NotAKeyFile, key_line, make_key, owners, rea
 from cluster.registry.layout import USERS, users
 from cluster.registry.registry import DEFAULT_CLUSTER
 from cluster.spec.about import NAME
+from cluster.text_file import text_in
 
 PASSWORD_BYTES = 24
 """Random bytes of a registry's password."""
@@ -126,10 +128,12 @@ def _registry(args: argparse.Namespace) -> int:
     try:
         for user in USERS:
             file = args.folder / user
-            password = file.read_text().strip() if file.exists() else secrets.token_urlsafe(PASSWORD_BYTES)
+            made = not exists(file)
+            fix = "remove it, and run this again"
+            password = secrets.token_urlsafe(PASSWORD_BYTES) if made else text_in(file, "password file", fix).strip()
             if not password or not password.isprintable() or " " in password:
-                raise UsageError(f"{file}: holds no password of one line; remove it, and run this again")
-            files[user] = str(file if file.exists() else write_private(file, f"{password}\n"))
+                raise UsageError(f"{file}: holds no password of one line; {fix}")
+            files[user] = str(write_private(file, f"{password}\n") if made else file)
             acl = acl.replace(f">{user}-PASSWORD", f"#{hashlib.sha256(password.encode()).hexdigest()}")
         listed = write_private(args.folder / "users.acl", acl)
     except (OSError, UnicodeError) as error:

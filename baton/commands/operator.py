@@ -24,8 +24,8 @@ import yaml
 from baton import __version__, compiled
 from baton.number_flags import port
 from baton.output import emit, say
-from baton.text_file import decoded, text_in
 from cluster.errors import UsageError
+from cluster.text_file import decoded, text_in
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 IMAGES = "baton"

@@ -29,6 +29,7 @@ from baton.profile_view import ProfileProgress, misfits, notes_of, say_notes, sh
 from baton.profiling import Measuring, ProfileResults, text_of
 from baton.written import check_folders
 from cluster.errors import UsageError
+from cluster.text_file import unreadable
 from costs import shipped
 from costs.hardware import GPUS, Gpu, find_gpu
 from costs.model import ModelShape
@@ -227,9 +228,9 @@ def _shape(config: Path | None, engine: EngineDescription) -> ModelShape:
     try:
         return shipped.model_in(path, engine.model)
     except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}") from None
+        raise unreadable(path, "--config", error, "give the model's config.json") from None
     except ValueError as error:
-        raise UsageError(f"--config {path}: {error}") from None
+        raise UsageError(f"--config {path}: no JSON ({error}); give the model's config.json") from None
 
 
 def _whole(text: str) -> int:

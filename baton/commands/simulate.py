@@ -37,13 +37,13 @@ from baton.load_view import print_report
 from baton.number_flags import LARGEST, above_zero, shown
 from baton.output import emit, say
 from baton.simulated import GPU, MODEL, PlannedSimulation, planned_fleet, read_gpus
-from baton.text_file import text_in
 from baton.unused_flags import refuse_given
 from baton.written import check_folders, check_written
 from cluster.errors import UsageError
 from cluster.instance import Role
 from cluster.spec import POLICY
 from cluster.spec.units import unit_of
+from cluster.text_file import text_in
 from goodput.actions import Start
 from loadgen.arrival import Arrival
 from loadgen.record import line_of
@@ -318,10 +318,9 @@ def _site(args: argparse.Namespace, fleet: PlannedSimulation) -> tuple[Site, tup
     site = Site(pools=pools, gpus=read_gpus(args.gpus, "--gpus") if args.gpus is not None else {})
     if args.changes is None:
         return site, ()
+    text = text_in(args.changes, "--changes", "give a file of changes")
     try:
-        return site, read_changes(args.changes.read_text(), list(pools))
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"--changes {args.changes}: {error}") from None
+        return site, read_changes(text, list(pools))
     except UsageError as error:
         raise UsageError(f"--changes {args.changes}: {error}") from None
 

@@ -31,6 +31,7 @@ from baton.file_kinds import exists, is_file, is_folder
 from baton.output import emit, say
 from baton.written import check_folders, check_written
 from cluster.errors import UsageError
+from cluster.text_file import rows_in, text_in
 
 if TYPE_CHECKING:
     from costs.model import ModelShape
@@ -289,24 +290,23 @@ def _profiles(args: argparse.Namespace) -> tuple[Profile, ...]:
         return ()
     if path is None:
         return shipped.profiles()
+    text = text_in(path, "--profile", "give a file of fits like those in costs/profiles/")
     try:
-        return read_profiles(json.loads(_text(path)))
+        return read_profiles(json.loads(text))
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise UsageError(f"--profile {path}: not a file of fits like those in costs/profiles/ ({error!r})") from None
 
 
+RUN_FIX = "give the folder of a run, or a folder of runs and tables"
+
+
 def _rows_of(path: Path) -> str:
     """The text of a file of rows. A byte that is not UTF-8 stays visible, so that it spoils its own row alone."""
-    return _text(path, errors="surrogateescape")
+    return rows_in(path, "", RUN_FIX)
 
 
-def _text(path: Path, *, errors: str = "strict") -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors=errors)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except UnicodeError:
-        raise UsageError(f"{path}: not a text file") from None
+def _text(path: Path) -> str:
+    return text_in(path, "", RUN_FIX)
 
 
 # -- the results --

@@ -23,6 +23,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from cluster.errors import UsageError
 from cluster.registry.registry import RegistryDown
+from cluster.text_file import text_in
 from cluster.urls import netloc
 
 CONNECTIONS_MAX = 8
@@ -94,12 +95,9 @@ def read_password(path: Path) -> str:
     Raises:
         UsageError: the file cannot be read, or is empty.
     """
-    try:
-        password = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--registry-password-file {path}: {getattr(error, 'strerror', None) or 'no text'}") from error
+    password = text_in(path, "--registry-password-file", "give a file with the password").strip()
     if not password:
-        raise UsageError(f"--registry-password-file {path}: the file is empty")
+        raise UsageError(f"--registry-password-file {path}: the file is empty; write the password into it")
     return password
 
 

@@ -315,7 +315,7 @@ async def test_nothing_answered_is_exit_code_1(engine: FakeEngine) -> None:
         (["http://x:99999"], "Port out of range"),
         (["http://a..b:8000", "--model", "m"], "'a..b' is no host name"),
         ([f"http://{'a' * 64}:8000", "--model", "m"], f"'{'a' * 64}' is no host name"),
-        (["http://x", "--trace", "/nowhere"], "/nowhere: No such file or directory"),
+        (["http://x", "--trace", "/nowhere"], "/nowhere: no such file or directory"),
         (["http://x", "--trace", "{tmp}/bad.jsonl", "--strict"], "bad.jsonl: line 2: timestamp -3 is negative"),
         (["http://x", "--trace", "{tmp}/text"], "is in no format known here"),
         (["http://x", "--trace", "{tmp}"], "no *-trace.csv in this folder"),

@@ -343,7 +343,7 @@ async def test_a_load_that_makes_no_sense_is_refused(words: tuple[str, ...], sai
         (("--ttft-ms", "5", "--requests", "3"), "--requests is of one load"),
         (("--ttft-ms", "5", "--fault", "1s kill x"), "--fault has its moment in one load"),
         (("--ttft-ms", "5", "--rate", "9", "--top-rate", "5"), "begins above --top-rate"),
-        (("--ttft-ms", "5", "--trace", "/nowhere"), "/nowhere: No such file"),
+        (("--ttft-ms", "5", "--trace", "/nowhere"), "/nowhere: no such file"),
     ],
 )
 async def test_a_search_that_makes_no_sense_is_refused(words: tuple[str, ...], said: str) -> None:

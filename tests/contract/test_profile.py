@@ -98,7 +98,7 @@ def test_without_time_no_profile_is_written(engine: str, tmp_path: Path, capsys:
     [
         (["--gpu", "H900"], "--gpu H900 is not known"),
         (["--prompt-tokens", "1000"], "a fit needs 1,613 and more"),
-        (["--config", "/nowhere/config.json"], "--config /nowhere/config.json: No such file"),
+        (["--config", "/nowhere/config.json"], "--config /nowhere/config.json: no such file"),
         (["--out", "/nowhere/p.json"], "--out /nowhere/p.json: there is no folder /nowhere"),
         (["--api-key-file", "/nowhere/key"], "--api-key-file /nowhere/key"),
     ],

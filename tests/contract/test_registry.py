@@ -1006,7 +1006,7 @@ def test_urls_that_cannot_be_used(url, says) -> None:
 def test_files_that_cannot_be_used(tmp_path) -> None:
     (tmp_path / "empty").write_text("\n")
     for more, says in (
-        ({"password_file": tmp_path / "none"}, "No such file"),
+        ({"password_file": tmp_path / "none"}, "no such file"),
         ({"password_file": tmp_path / "empty"}, "empty"),
         ({"ca_file": tmp_path / "empty"}, "rediss://"),
         ({"cluster": "a:b"}, "--cluster"),

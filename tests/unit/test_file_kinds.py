@@ -59,7 +59,7 @@ def test_an_engine_whose_folder_cannot_be_looked_at_is_known_by_its_name() -> No
 def test_a_trace_that_cannot_be_looked_at_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / LONG
     assert main(["load", "--trace", str(path), "--dry-run"]) == 2
-    assert capsys.readouterr().err == f"baton: {path}: File name too long\n"
+    assert capsys.readouterr().err == f"baton: {path}: file name too long; give a trace file, or a folder of ServeGen\n"
 
 
 def test_a_folder_of_traces_that_may_not_be_read_is_one_line(

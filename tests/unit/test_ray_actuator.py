@@ -129,7 +129,7 @@ def test_a_password_that_cannot_be_read_is_told_by_its_flag(tmp_path: Path) -> N
     with pytest.raises(UsageError, match=f"--registry-password-file {file}: no such file or directory; .*again"):
         launch("decode-0", "decode")
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match=f"--registry-password-file {file}: 'utf-8' codec"):
+    with pytest.raises(UsageError, match=f"--registry-password-file {file}: the file is in UTF-16"):
         launch("decode-0", "decode")
     file.write_text("secret\n")
     assert launch("decode-0", "decode").files == {"registry": "secret\n"}

@@ -336,7 +336,7 @@ def test_a_decision_log_is_written_and_replayed(tmp_path: Path, capsys: pytest.C
         assert main(again_words) == 2
         assert "no entry of a decision log is in it" in capsys.readouterr().err
     assert main(["simulate", "--replay", str(tmp_path / "none")]) == 2
-    assert "No such file" in capsys.readouterr().err
+    assert "no such file" in capsys.readouterr().err
 
 
 def test_input_files_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
