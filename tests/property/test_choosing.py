@@ -132,6 +132,7 @@ class Scene:
             prompt_tokens=rng.choice([0, 1, 30, 700, 3000, 20_000]),
             prefix=prefix,
             prefix_block_tokens=rng.choice([16.0, 256.0, 2048.0]) if prefix else 0.0,
+            answers=self.beyond.choice([1, 1, 1, 1, 2, 16]),
             output_tokens=rng.choice([0.0, 1.1 * middle]),
             output_lengths=rng.choice([(), tuple(round(middle * part) + 1 for part in LENGTHS)]),
             output_variance=rng.choice([0.0, middle * middle]),

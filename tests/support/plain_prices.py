@@ -20,7 +20,7 @@ from router.predict.step_model import UNKNOWN, Make
 from router.predict.transfer_model import FADES_S, LEAST_MS
 from router.scheduler.flow_control.saturation import AHEAD_MS
 from router.scheduler.scoring.budget import BARRIER_MAX, MISS, RAMP
-from router.scheduler.scoring.figures import LOOSE, ONE_STEP_TOKENS, PULL_MS, PULL_STEPS
+from router.scheduler.scoring.figures import COPY_MS_MAX, LOOSE, ONE_STEP_TOKENS, PULL_MS, PULL_STEPS
 from router.scheduler.scoring.filters import ready, saturation_of
 from router.scheduler.scoring.prices import HOLDS_FREE
 from router.scheduler.scoring.workload import ALIKE, HYSTERESIS, WAITING, K
@@ -71,15 +71,15 @@ class Plain:
         unknown = (10.0, 20.0, 40.0, 100.0, 200.0, 400.0, 800.0)
         self.lengths = [float(each) for each in wanted.output_lengths or unknown]
         self.middle = max(2.0, self.lengths[SHARES.index(0.5)])
-        self.context = self.tokens + self.output / 2
+        self.context = self.tokens + wanted.answers * self.output / 2
         waited = (wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
         self.waited = max(0.0, waited)
         self.ttft_unit = wanted.ttft_ms or LOOSE * min((self._alone(row) for row in self.may()), default=math.inf)
         decoding = [row for row in self.may() if fleet.columns.decodes[row]] or self.may()
         speeds = [self.step_model.rows[row] for row in decoding]
-        alone = [speed.context * self.context + speed.request + speed.floor for speed in speeds]
+        alone = [speed.context * self.context + speed.request * wanted.answers + speed.floor for speed in speeds]
         makes = [] if alone else self.step_model.present()
-        alone += [make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes]
+        alone += [make.decode.requests_ms(wanted.answers) + make.decode.context_ms * self.context for make in makes]
         self.tpot_unit = wanted.tpot_ms or LOOSE * min(alone)
         found = fleet.ready_for(wanted)
         urgency = 0.0 if wanted.lengths_within < 1.0 else wanted.urgency
@@ -146,7 +146,7 @@ class Plain:
         waits = self.waits(row)
         make = self._make(row)
         shared = self._steps(row) * make.decode.decode_ms * step_model.rows[row].prefill_factor
-        longer = step_model.rows[row].request + step_model.rows[row].context * self.context
+        longer = wanted.answers * step_model.rows[row].request + step_model.rows[row].context * self.context
         idle = inflight.idle(wanted.now)[row]
         found = Row(
             place=place,
@@ -161,7 +161,8 @@ class Plain:
         )
         empty = inflight.rows[row].decoding == 0
         needed = inflight.rows[row].kv_mean + SPREAD * math.sqrt(inflight.rows[row].kv_variance)
-        own = wanted.prompt_tokens + self.output + SPREAD * math.sqrt(wanted.output_variance)
+        own = wanted.prompt_tokens + wanted.answers * self.output
+        own += SPREAD * math.sqrt(wanted.answers * wanted.output_variance)
         own -= self._shared(row)
         found.fits = bool(empty or needed + own <= step_model.rows[row].capacity)
         found.fits |= wanted.beyond_memory is not None and row not in wanted.beyond_memory
@@ -195,6 +196,8 @@ class Plain:
         near = looked_up(inflight.rows[row].step / idle / self.tpot_unit, _NEAR)
         others = inflight.rows[row].decoding * found.stall * near / (self.tpot_unit * self.middle)
         found.prefill = looked_up(found.ttft / self.ttft_unit, table) + others
+        later = looked_up((found.ttft - self._copy(row, found.prompt)) / self.ttft_unit, _OWN)
+        found.prefill -= looked_up(found.ttft / self.ttft_unit, _OWN) - later
         found.prefill += self.delay * max(0.0, found.prompt * self._time_worth(row) - self.least)
         used = found.tpot / self.tpot_unit
         others = inflight.rows[row].decoding * longer / idle / self.tpot_unit * looked_up(used, _NEAR)
@@ -205,6 +208,21 @@ class Plain:
             found.decode += pushed * inflight.rows[row].decoding * MISS
             if inflight.rows[row].decoding:
                 found.harm = MISS * self._harmed(row, found.stall)
+
+    def _copy(self, row: int, prompt: float) -> float:
+        """Milliseconds of this prompt that others pay, who will use its beginning there."""
+        prefixes, wanted, worth = self.fleet.prefixes, self.wanted, 0.0
+        if prefixes is None or not wanted.prefix:
+            return 0.0
+        match = prefixes.match(wanted.prefix)
+        for depth, uses in self.fleet.prefix_uses.shared(wanted.prefix, match, wanted.now, wanted.routers):
+            held = min(int(depth * wanted.prefix_block_tokens), self.tokens - 1)
+            make, beside = self._make(row), self.inflight.rows[row].beside
+            cached = make.prompt_ms(self.tokens - held, held) * self.step_model.rows[row].prefill_factor
+            saved = prompt - cached - beside * make.steps(self.tokens - held)
+            if depth > match.chunks_of(row) and saved <= COPY_MS_MAX and depth <= prefixes.room(row):
+                worth = max(worth, saved * (1.0 - 1.0 / uses))
+        return worth
 
     def _harmed(self, row: int, stall: float) -> float:
         """The running requests whose limit this prompt's stall may break, weighted by probability."""

@@ -285,6 +285,20 @@ def test_an_instance_with_full_memory_is_not_chosen() -> None:
     assert workload(here.all(), asks(prompt_tokens=capacity // 10, output_tokens=2000.0)).decode == "d1"
 
 
+def test_each_of_several_answers_takes_memory_and_time() -> None:
+    here, capacity = view(P, D), MAKES["H100"].capacity_tokens
+    place(here, asks(prompt_tokens=capacity // 2, output_tokens=10.0), "d1", "p0")
+    one = asks(output_tokens=capacity * 0.6 / 16)
+    sixteen = replace(one, answers=16)
+    assert workload(here.all(), one).decode == "d1"
+    assert workload(here.all(), sixteen).wait, "together they take 0.6 of the memory, and half is free"
+
+    fleet = here.all()
+    row, speed = here.get(InstanceId("d1")).row, fleet.inflight.step_model.rows[here.get(InstanceId("d1")).row]
+    longer_ms = [prices_of(fleet, asks(answers=answers)).longer_at(row) for answers in (1, 16)]
+    assert longer_ms[1] - longer_ms[0] == pytest.approx(15 * (speed.request + speed.context * 100.0))
+
+
 def test_full_instances_are_worth_waiting_for() -> None:
     here = view(P, D, credits_each=1)
     here.leg_started(InstanceId("d1"))

@@ -130,7 +130,9 @@ class Figures:
         self.tpot_ms: Final[float] = wanted.tpot_ms
         self.promised: Final = bool(wanted.ttft_ms or wanted.tpot_ms)
         self.waited_ms: Final[float] = max(0.0, wanted.now - wanted.arrived) * 1000.0 if wanted.arrived else 0.0
-        self.context: Final[float] = self.tokens + self.output / 2
+        self.answers: Final = wanted.answers
+        self.context: Final[float] = self.tokens + self.answers * self.output / 2
+        """The mean number of tokens that a step reads for its answers; several answers read their prompt once."""
         self.tpot_unit: Final[float] = wanted.tpot_ms or LOOSE * self._step_alone_ms()
         self.ttft_unit: float = wanted.ttft_ms
         """Milliseconds that count as the whole budget of the first token."""
@@ -146,20 +148,21 @@ class Figures:
         self._beginnings: tuple[int, ...] | None = None
 
     def _step_alone_ms(self) -> float:
-        """The time of a step with this answer alone on the fastest instance, in ms; speeds are as learned."""
+        """The time of a step with its answers alone on the fastest instance, in ms; speeds are as learned."""
         found, step_model = self.fleet.ready_for(self.wanted), self.fleet.inflight.step_model
         rows = found.decodes if len(found.decodes) else found.any
         if not len(rows):
             makes = step_model.present()
-            return min([make.decode.requests_ms(1) + make.decode.context_ms * self.context for make in makes])
+            each = self.answers
+            return min([make.decode.requests_ms(each) + make.decode.context_ms * self.context for make in makes])
         if len(rows) > _ONE_BY_ONE:
             alone: Floats = step_model.column("context")[rows] * self.context
-            alone += step_model.column("request")[rows]
+            alone += step_model.column("request")[rows] * self.answers
             alone += step_model.column("floor")[rows]
             return float(alone.min())
         among: list[int] = rows.tolist()
         speeds = [step_model.rows[row] for row in among]
-        return min([speed.context * self.context + speed.request + speed.floor for speed in speeds])
+        return min([speed.context * self.context + speed.request * self.answers + speed.floor for speed in speeds])
 
     def tpot_limit_ms(self) -> float:
         """The predicted TPOT, in ms, up to which the answer has room; infinite without a target. Callers set no limit
@@ -251,8 +254,10 @@ class Figures:
         return full is not None and row not in full
 
     def own_tokens(self) -> float:
-        """The memory for its prompt and answer, in tokens, with `SPREAD` of margin."""
-        return self.wanted.prompt_tokens + self.output + SPREAD * math.sqrt(self.wanted.output_variance)
+        """The memory for its prompt and answers, in tokens, with `SPREAD` of margin."""
+        answers = self.answers
+        margin = SPREAD * math.sqrt(answers * self.wanted.output_variance)
+        return self.wanted.prompt_tokens + answers * self.output + margin
 
 
 def slowest_over_quickest(whole_ms: Sequence[float]) -> float:
@@ -411,11 +416,11 @@ class RowTimes:
     def _add_steps(self, of: Figures, rows: Sequence[int]) -> None:
         inflight = of.fleet.inflight
         loads, speeds = inflight.rows, inflight.step_model.rows
-        faded, per, context = -inflight.faded(of.wanted.now), 1.0 / of.tpot_unit, of.context
+        faded, per, context, answers = -inflight.faded(of.wanted.now), 1.0 / of.tpot_unit, of.context, of.answers
         for row in rows:
             load, speed = loads[row], speeds[row]
             per_ms = per / max(load.recent * faded + 1.0, IDLE_MIN)
-            longer = speed.context * context + speed.request
+            longer = speed.context * context + speed.request * answers
             more = longer * per_ms
             before = load.step * per_ms
             self.longer.append(longer)

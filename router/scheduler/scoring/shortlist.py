@@ -42,7 +42,7 @@ class Shortlist:
             rows = fleet.ready_for(wanted).any
             of.ttft_unit = LOOSE * (float(self.alone[rows].min()) if len(rows) else math.inf)
         longer: Floats = step_model.column("context") * of.context
-        longer += step_model.column("request")
+        longer += step_model.column("request") * of.answers
         self._alone_ms: Final[Floats] = longer + step_model.column("floor_least")
         per_ms = inflight.idle(wanted.now)
         np.divide(1.0 / of.tpot_unit, per_ms, out=per_ms)
