@@ -21,7 +21,7 @@ from baton.number_flags import above_zero
 from baton.output import say
 from baton.unused_flags import refuse_given
 from cluster.errors import UsageError
-from cluster.text_file import IN_UTF16, UTF16_MARKS, unreadable
+from cluster.text_file import check_encoding, unreadable
 from loadgen import arrivals as processes
 from loadgen import lengths, servegen, traces
 from loadgen.arrival import SPAN_MAX_S, Arrival, BadRow, Row
@@ -303,8 +303,7 @@ def _lines(path: Path) -> Iterator[str]:
         )
     try:
         with _opened(path) as raw:
-            if raw.read(2) in UTF16_MARKS:
-                raise UsageError(f"{path}: {IN_UTF16}")
+            check_encoding(raw.read(2), str(path))
         with _opened(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape") as text:
             yield from text
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:

@@ -6,10 +6,8 @@ from pathlib import Path
 
 from cluster.errors import UsageError
 
-UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-"""The first bytes of a file in UTF-16."""
-
-IN_UTF16 = "the file is in UTF-16; save it as UTF-8"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+"""The first bytes of a file in UTF-16. No text in UTF-8 begins with them."""
 
 
 def text_in(path: Path, flag: str, fix: str) -> str:
@@ -28,8 +26,7 @@ def rows_in(path: Path, flag: str, fix: str) -> str:
         UsageError: the file cannot be read, or is in UTF-16.
     """
     data = _read(path, flag, fix)
-    if data[:2] in UTF16_MARKS:
-        raise UsageError(f"{_where(path, flag)}: {IN_UTF16}")
+    check_encoding(data, _where(path, flag))
     return data.decode("utf-8-sig", errors="surrogateescape")
 
 
@@ -49,16 +46,25 @@ def _where(path: Path, flag: str) -> str:
     return f"{flag} {path}".lstrip()
 
 
+def check_encoding(data: bytes, where: str) -> None:
+    """Check by a file's first two bytes or more that it is not in UTF-16. `where` begins the message.
+
+    Raises:
+        UsageError: it is.
+    """
+    if data[:2] in _UTF16_MARKS:
+        raise UsageError(f"{where}: the file is in UTF-16; save it as UTF-8")
+
+
 def decoded(data: bytes, where: str) -> str:
     """The text of these bytes, without the byte order mark. `where` begins the message.
 
     Raises:
         UsageError: they are not UTF-8.
     """
+    check_encoding(data, where)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        if data[:2] in UTF16_MARKS:
-            raise UsageError(f"{where}: {IN_UTF16}") from None
         line = data[: error.start].count(b"\n") + 1
         raise UsageError(f"{where}: line {line} is not UTF-8; save the file as UTF-8") from None

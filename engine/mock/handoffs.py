@@ -128,12 +128,8 @@ class MockHandoffs:
 
     def begin_life(self, epoch: int, engine_id: str) -> None:
         """A life of the engine begins, or with an empty `engine_id` none: drop everything from the former life."""
-        holds = [f"{self.engine_id}/{request}" for request in self._holds]
-        if engine_id:
-            for hold in holds:
-                self._peers.over(hold)
-        else:
-            self._peers.left(self._settings.name, holds)
+        if self.engine_id:
+            self._peers.left(self._settings.name, [f"{self.engine_id}/{request}" for request in self._holds])
         self.epoch, self.engine_id = epoch, engine_id
         self._wanted.clear()
         self._holds.clear()

@@ -32,7 +32,7 @@ noise."""
 
 
 AWAY_MAX: Final = 4096
-"""The most instances whose models are remembered after they have left or were started anew: beyond it, the oldest is
+"""The models of so many instances are remembered after these have left or started anew; then the oldest are
 forgotten."""
 
 
