@@ -254,8 +254,8 @@ class Figures:
         return full is not None and row not in full
 
     def own_tokens(self) -> float:
-        """The memory for its prompt and answers, in tokens, with `SPREAD` of margin. `InflightLoad.count` books the same
-        once it is placed; a function for both would be four calls more on a request's path.
+        """The memory for its prompt and answers, in tokens, with `SPREAD` of margin. `InflightLoad.count` books the
+        same once it is placed; a function for both would be four calls more on a request's path.
         """
         answers = self.answers
         margin = SPREAD * math.sqrt(answers * self.wanted.output_variance)
